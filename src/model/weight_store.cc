@@ -404,6 +404,7 @@ Status WeightStore::Update(const WeightSource& source) {
     return OkStatus();
   };
   COPPICE_RETURN_IF_ERROR(ForEachNorm(config_, &weights_, assign));
+  COPPICE_RETURN_IF_ERROR(device_->Synchronize(Stream{nullptr}));
   for (const auto& [name, tensor] : source.tensors()) missing.erase(name);
   missing_ = std::move(missing);
   return OkStatus();

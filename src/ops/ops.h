@@ -117,7 +117,8 @@ class Ops {
 
   // Replaces the elements of one part of a dense weight in place, its bias, or both: a null pointer leaves what is there. Addresses
   // stay, so captured graphs do. `with` has the part's rows, DenseFormat, and lies in host memory or in that of the device. No
-  // product with the weight is under way; waits for the device. FAILED_PRECONDITION: the weight is not dense. INVALID_ARGUMENT:
+  // product with the weight is under way; host memory was read on return, products may come when the device's default stream was
+  // waited for. FAILED_PRECONDITION: the weight is not dense. INVALID_ARGUMENT:
   // there is no such part, its rows or format are others, or it has no bias to replace.
   virtual Status Repack(const LinearPart& with, size_t part, Weight* weight) = 0;
 

@@ -30,9 +30,10 @@ Status CheckParts(int64_t in_features, std::span<const LinearPart> parts, PartOr
   return OkStatus();
 }
 
-// Where rows of a part go: `groups` times `count` rows, from which the next ones are kGateGroup rows away, to which two of them.
+// Where rows of a part go: `groups` times `count` rows, from which the next ones are kGateGroup rows away, to which two of them;
+// and that for each of `heads`, which are `head_rows` apart in both.
 struct RowRun {
-  int64_t from = 0, to = 0, count = 0, groups = 1;
+  int64_t from = 0, to = 0, count = 0, groups = 1, heads = 1, head_rows = 0;
 };
 
 // Called for runs that cover all rows of a part.
@@ -51,34 +52,52 @@ bool GroupsPairs(std::span<const LinearPart> parts, const QkvHeads* heads) {
 }
 
 Status ForEachQkvRun(int64_t before, int64_t rows, const QkvHeads& heads, const VisitRun& visit) {
-  const int64_t half = heads.rotary_dim / 2, groups = half / kGateGroup;
-  for (int64_t from = 0; from < rows; from += heads.head_dim) {
-    const int64_t to = before + from, head = to / heads.head_dim;
-    const bool is_rotated = head < heads.num_qo_heads + heads.num_kv_heads;
-    if (is_rotated) {
-      COPPICE_RETURN_IF_ERROR(visit({.from = from, .to = to, .count = kGateGroup, .groups = groups}));
-      COPPICE_RETURN_IF_ERROR(visit({.from = from + half, .to = to + kGateGroup, .count = kGateGroup, .groups = groups}));
-    }
-    const int64_t rest = is_rotated ? heads.rotary_dim : 0;
-    COPPICE_RETURN_IF_ERROR(visit({.from = from + rest, .to = to + rest, .count = heads.head_dim - rest}));
-  }
+  const bool is_rotated = before / heads.head_dim < heads.num_qo_heads + heads.num_kv_heads;  // q and k; v comes last
+  if (!is_rotated) return visit({.to = before, .count = rows});
+  const int64_t half = heads.rotary_dim / 2;
+  const RowRun first = {
+      .to = before, .count = kGateGroup, .groups = half / kGateGroup, .heads = rows / heads.head_dim, .head_rows = heads.head_dim};
+  RowRun second = first, rest = first;
+  second.from += half;
+  second.to += kGateGroup;
+  rest.from += heads.rotary_dim;
+  rest.to += heads.rotary_dim;
+  rest.count = heads.head_dim - heads.rotary_dim;
+  rest.groups = 1;
+  for (const RowRun& run : {first, second, rest}) COPPICE_RETURN_IF_ERROR(visit(run));
   return OkStatus();
 }
 
-// Groups in one strided copy; a call for each would take milliseconds.
+// Groups in one strided copy, those of all heads where rows follow each other without gaps: a call for each would take
+// milliseconds.
 Status CopyRun(std::byte* to, size_t to_pitch, const void* from, size_t from_pitch, const RowRun& run, const char* what) {
   if (run.count == 0 || run.groups == 0) return OkStatus();
   std::byte* const begin = to + run.to * to_pitch;
   const std::byte* const source = static_cast<const std::byte*>(from) + run.from * from_pitch;
-  if (run.groups == 1) {
+  if (run.groups == 1 && run.heads == 1) {
     return coppice::cuda::CudaStatus(
         cudaMemcpy2D(begin, to_pitch, source, from_pitch, from_pitch, static_cast<size_t>(run.count), cudaMemcpyDefault), what);
   }
   cudaMemcpy3DParms copy{};
+  copy.kind = cudaMemcpyDefault;
+  if (from_pitch == to_pitch && run.count <= kGateGroup && run.head_rows % (2 * kGateGroup) == 0) {  // a group is a line
+    const size_t group_bytes = run.count * from_pitch, step = kGateGroup * from_pitch;
+    const int64_t groups_apart = run.heads > 1 ? run.head_rows / kGateGroup : run.groups;
+    copy.srcPtr = make_cudaPitchedPtr(const_cast<std::byte*>(source), step, group_bytes, groups_apart);
+    copy.dstPtr = make_cudaPitchedPtr(begin, 2 * step, group_bytes, run.heads > 1 ? groups_apart / 2 : groups_apart);
+    copy.extent = make_cudaExtent(group_bytes, static_cast<size_t>(run.groups), static_cast<size_t>(run.heads));
+    return coppice::cuda::CudaStatus(cudaMemcpy3D(&copy), what);
+  }
+  if (run.heads > 1) {
+    RowRun head = run;
+    head.heads = 1;
+    for (int64_t i = 0; i < run.heads; ++i, head.from += run.head_rows, head.to += run.head_rows)
+      COPPICE_RETURN_IF_ERROR(CopyRun(to, to_pitch, from, from_pitch, head, what));
+    return OkStatus();
+  }
   copy.srcPtr = make_cudaPitchedPtr(const_cast<std::byte*>(source), from_pitch, from_pitch, kGateGroup);
   copy.dstPtr = make_cudaPitchedPtr(begin, to_pitch, to_pitch, 2 * kGateGroup);
   copy.extent = make_cudaExtent(from_pitch, static_cast<size_t>(run.count), static_cast<size_t>(run.groups));
-  copy.kind = cudaMemcpyDefault;
   return coppice::cuda::CudaStatus(cudaMemcpy3D(&copy), what);
 }
 
@@ -137,8 +156,7 @@ Status CudaWeight::CopyPart(const LinearPart& part, size_t index) {
 Status CudaWeight::Repack(const LinearPart& with, size_t part) {
   COPPICE_RETURN_IF_ERROR(CheckRepack(*this, with, part, bias() != nullptr));
   const coppice::cuda::DeviceGuard guard(ordinal_);
-  COPPICE_RETURN_IF_ERROR(CopyPart(with, part));
-  return coppice::cuda::CudaStatus(cudaStreamSynchronize(nullptr), "replacing a weight on the device");
+  return CopyPart(with, part);
 }
 
 }  // namespace coppice::ops::cuda
