@@ -12,6 +12,7 @@
 #include "attention/cuda/page_patches.h"
 #include "attention/cuda/short_decode.h"
 #include "attention/cuda/sm80_config.h"
+#include "attention/launch_key.h"
 #include "attention/plan_units.h"
 #include "core/check.h"
 
@@ -112,10 +113,10 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
   return OkStatus();
 }
 
-int32_t CudaPlanExecutor::DeviceImage() const {
-  if (images_.size() == 1) return 0;
-  if (short_cluster_ > 0) return image_ + (short_cluster_ == kShortCluster ? 2 : 4);
-  return image_ + (&Kernel() == &variant_ ? 0 : 6);
+LaunchKey CudaPlanExecutor::launch_key() const {
+  if (images_.size() == 1) return LaunchKeyOf(0, 0);
+  const int of_tasks = &Kernel() == &variant_ ? 0 : 1, launch = short_cluster_ > 0 ? short_cluster_ : of_tasks;
+  return LaunchKeyOf(static_cast<uint8_t>(image_), static_cast<uint16_t>(launch));
 }
 
 // The kernel of short steps reads lengths and page rows alone; what its clusters fold stays on chip.

@@ -47,7 +47,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   // next one is written.
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
-  int32_t DeviceImage() const override;
+  LaunchKey launch_key() const override;
   void LowerAtRandom(uint64_t seed) override { translator_.LowerAtRandom(seed); }
   // Of the plan last uploaded. REQUIRES: no Update of it since.
   void CountCuts(PlanStats* stats) const override;
