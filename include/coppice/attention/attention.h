@@ -289,6 +289,9 @@ class Context {
   virtual ~Context() = default;
 
   virtual DeviceKind device() const = 0;
+  // For the user of a device on which the rates were not measured that plans go by unless PlannerOptions name others: a sentence.
+  // Empty: they were.
+  virtual std::string MachineNote() const { return ""; }
   virtual Result<PlanSizes> Sizes(const AttentionSpec& spec, const PlanCapacity& capacity) const = 0;
   virtual Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) = 0;
   virtual Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args, Stream stream = nullptr) = 0;
