@@ -11,6 +11,7 @@
 #include "attention/cuda/device_rates.h"
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/kernel_variants.h"
+#include "attention/cuda/kernels/short_decode.h"
 #include "attention/cuda/kv_ops.h"
 #include "attention/cuda/lower/device_machine.h"
 #include "attention/cuda/plan_executor.h"
@@ -60,7 +61,8 @@ class CudaBackend final : public Backend {
 
   Result<BackendTraits> Traits(const AttentionSpec& spec, const PlanCapacity& capacity) const override {
     COPPICE_ASSIGN_OR_RETURN(const KernelChoice kernel, ChooseKernel(kernels_, major_, minor_, spec, capacity.page_size));
-    return TraitsOf(kernel, spec, num_sms_);
+    DeviceGuard guard(device_);
+    return WithShortSteps(TraitsOf(kernel, spec, num_sms_), ShortDecodeFunctionsOf(kernel.path, spec, capacity, num_sms_));
   }
 
   Result<PlanSizes> Sizes(const AttentionSpec& spec, const PlanCapacity& capacity) const override {

@@ -50,6 +50,10 @@ bool SameBytes(const T* a, const T* b, int64_t count) {
   return std::memcmp(a, b, static_cast<size_t>(count) * sizeof(T)) == 0;
 }
 
+LaunchKey Key(KernelId kernel, uint8_t image, int cluster = 0) {
+  return LaunchKeyOf(image, LaunchChoice{.kernel = kernel, .short_launch = {.cluster = cluster}}.number());
+}
+
 // A planner and an executor with room for edits.
 class Session {
  public:
@@ -93,7 +97,7 @@ class Session {
   static size_t bytes_copied() { return Runtime().bytes_to_device; }
   LaunchKey launch_key() const { return executor_->launch_key(); }
   // Of the persistent kernel.
-  int32_t device_image() const { return launch_key() == LaunchKeyOf(1, 0) ? 1 : 0; }
+  int32_t device_image() const { return launch_key() == Key(KernelId::kPersistent, 1) ? 1 : 0; }
   const PlanExecutor& executor() const { return *executor_; }
   // Of the image that a launch reads.
   std::vector<std::byte> BytesOf(const KernelParams& params) const {
@@ -291,15 +295,15 @@ TEST(PlanExecutor, TheKernelOfShortStepsIsPartOfTheKey) {
     session.Step(forest);
     return session.launch_key();
   };
-  const LaunchKey persistent = LaunchKeyOf(0, 0);
+  const LaunchKey persistent = Key(KernelId::kPersistent, 0);
   TestForest alone;
   alone.AddBranch(kNoParent, 100, 1);
-  EXPECT_EQ(key_of(alone, 2), LaunchKeyOf(0, 8));
+  EXPECT_EQ(key_of(alone, 2), Key(KernelId::kShortDecode, 0, 8));
   EXPECT_EQ(Runtime().cluster, 8u);
   EXPECT_EQ(key_of(alone, 1), persistent);
   TestForest long_one;
   long_one.AddBranch(kNoParent, 3000, 1);
-  EXPECT_EQ(key_of(long_one, 2), LaunchKeyOf(0, 16));
+  EXPECT_EQ(key_of(long_one, 2), Key(KernelId::kShortDecode, 0, 16));
   EXPECT_EQ(Runtime().cluster, 16u);
   EXPECT_EQ(key_of(long_one, 1), persistent);
   TestForest several;  // queries
@@ -346,16 +350,16 @@ TEST(PlanExecutor, TheKernelWithSideTilesIsPartOfTheKey) {
   for (const int32_t images : {1, 2}) {
     Session session(hybrid, images, variant);
     session.Step(decoding);
-    EXPECT_EQ(session.launch_key(), LaunchKeyOf(0, 0));
+    EXPECT_EQ(session.launch_key(), Key(KernelId::kPersistent, 0));
     hybrid.version = decoding.version + 1;
     session.Step(hybrid);
-    EXPECT_EQ(session.launch_key(), images == 1 ? LaunchKeyOf(0, 0) : LaunchKeyOf(1, 1));
+    EXPECT_EQ(session.launch_key(), images == 1 ? Key(KernelId::kPersistent, 0) : Key(KernelId::kPersistentWithSide, 1));
     session.Step(hybrid);
-    EXPECT_EQ(session.launch_key(), images == 1 ? LaunchKeyOf(0, 0) : LaunchKeyOf(0, 1));
+    EXPECT_EQ(session.launch_key(), images == 1 ? Key(KernelId::kPersistent, 0) : Key(KernelId::kPersistentWithSide, 0));
   }
   Session without(hybrid, 2);
   without.Step(hybrid);
-  EXPECT_EQ(without.launch_key(), LaunchKeyOf(0, 0));
+  EXPECT_EQ(without.launch_key(), Key(KernelId::kPersistent, 0));
 }
 
 TEST(PlanExecutor, AnUploadThatFailedIsMadeUpFor) {
