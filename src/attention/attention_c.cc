@@ -355,20 +355,11 @@ coppice_status coppice_plan_get_stats(const coppice_plan* plan, coppice_plan_sta
   });
 }
 
-coppice_status coppice_plan_steps_left(const coppice_plan* plan, int32_t* steps, coppice_message* message) {
+coppice_status coppice_plan_launch_key(const coppice_plan* plan, uint64_t* key, coppice_message* message) {
   return Guard(message, [&]() -> Status {
     COPPICE_RETURN_IF_ERROR(RequireHandle(plan, "plan"));
-    COPPICE_RETURN_IF_ERROR(RequireHandle(steps, "steps"));
-    *steps = plan->plan->StepsLeft();
-    return OkStatus();
-  });
-}
-
-coppice_status coppice_plan_device_image(const coppice_plan* plan, int32_t* image, coppice_message* message) {
-  return Guard(message, [&]() -> Status {
-    COPPICE_RETURN_IF_ERROR(RequireHandle(plan, "plan"));
-    COPPICE_RETURN_IF_ERROR(RequireHandle(image, "image"));
-    *image = plan->plan->DeviceImage();
+    COPPICE_RETURN_IF_ERROR(RequireHandle(key, "key"));
+    *key = static_cast<uint64_t>(plan->plan->launch_key());
     return OkStatus();
   });
 }

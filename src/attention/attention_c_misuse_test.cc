@@ -462,16 +462,15 @@ TEST_F(AttentionCMisuse, MovedSlotsTakeTheirTokensAlong) {
   Refused(coppice_kv_move_slots(context_, &spec_, &layer_, outside, 1, nullptr, &message_), COPPICE_OUT_OF_RANGE, "slot 32");
 }
 
-TEST_F(AttentionCMisuse, StepsLeftCountDown) {
-  int32_t before = 0, after = 0;
-  ASSERT_EQ(coppice_plan_steps_left(plan_, &before, &message_), COPPICE_OK) << text_;
-  EXPECT_GT(before, 0);
+TEST_F(AttentionCMisuse, LaunchKeyStays) {
+  uint64_t before = 0, after = 1;
+  ASSERT_EQ(coppice_plan_launch_key(plan_, &before, &message_), COPPICE_OK) << text_;
   ++kv_len_[0], ++kv_len_[1];
   ASSERT_EQ(Update(), COPPICE_OK) << text_;
-  ASSERT_EQ(coppice_plan_steps_left(plan_, &after, &message_), COPPICE_OK) << text_;
-  EXPECT_EQ(after, before - 1);
-  Refused(coppice_plan_steps_left(plan_, nullptr, &message_), COPPICE_INVALID_ARGUMENT, "steps is NULL");
-  Refused(coppice_plan_steps_left(nullptr, &after, &message_), COPPICE_INVALID_ARGUMENT, "plan is NULL");
+  ASSERT_EQ(coppice_plan_launch_key(plan_, &after, &message_), COPPICE_OK) << text_;
+  EXPECT_EQ(after, before);
+  Refused(coppice_plan_launch_key(plan_, nullptr, &message_), COPPICE_INVALID_ARGUMENT, "key is NULL");
+  Refused(coppice_plan_launch_key(nullptr, &after, &message_), COPPICE_INVALID_ARGUMENT, "plan is NULL");
 }
 
 TEST_F(AttentionCMisuse, DumpIsWhole) {

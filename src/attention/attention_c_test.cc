@@ -220,9 +220,9 @@ TEST_F(AttentionC, PlansTakeAMachineModelAndDeviceImages) {
   coppice_plan* plan = nullptr;
   options.device_images = 2;
   ASSERT_EQ(coppice_plan_create(context_, &spec, &options, &plan, &message_), COPPICE_OK) << text_;
-  int32_t image = -1;
-  EXPECT_EQ(coppice_plan_device_image(plan, &image, &message_), COPPICE_OK) << text_;
-  EXPECT_EQ(image, 0) << "host memory has one";
+  uint64_t key = 1;
+  EXPECT_EQ(coppice_plan_launch_key(plan, &key, &message_), COPPICE_OK) << text_;
+  EXPECT_EQ(key, 0u) << "host memory has one image, and one way to run";
   coppice_plan_destroy(plan);
   options.device_images = 3;
   EXPECT_EQ(coppice_plan_create(context_, &spec, &options, &plan, &message_), COPPICE_INVALID_ARGUMENT);

@@ -24,8 +24,8 @@ class PlanExecutor {
   // Called after Update changed the plan or lengths; `forest` and `plan` stay valid until the next call.
   virtual Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) = 0;
   virtual Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) = 0;
-  // As AttentionPlan::DeviceImage.
-  virtual int32_t DeviceImage() const { return 0; }
+  // As AttentionPlan::launch_key.
+  virtual LaunchKey launch_key() const { return {}; }
   // For tests: what is uploaded from now on is cut and ordered at random where the backend cuts plans itself.
   virtual void LowerAtRandom(uint64_t) {}
   // Items, contributions, state bytes and predicted time of the plan last uploaded, where the backend cuts plans itself.

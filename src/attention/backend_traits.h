@@ -23,6 +23,10 @@ struct BackendTraits {
   int32_t wide_stream_rows = 0;       // rows from which a stream tile takes twice as long a token; 0: more than half of a tile's
   int32_t max_set_contributions = 0;  // contributions that a merge set may have before the backend cuts; 0: no limit
   int32_t deterministic_unit = kDeterministicUnit;  // kv indices of a unit in deterministic mode
+  // Steps of at most so many queries, one a branch, that share nothing may run by a kernel of their own, whose price only the
+  // backend's StepPricer knows; 0: there is none. Whether there is one of wide clusters, too (cuda/lower/short_steps.h).
+  int32_t short_step_queries = 0;
+  bool has_wide_short_steps = false;
   bool cuts_kv = false;  // the backend cuts ranges itself, along KV and rows: plans cut where deterministic mode does
 };
 

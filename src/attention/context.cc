@@ -6,6 +6,7 @@
 #include "attention/kind_order.h"
 #include "attention/plan.h"
 #include "attention/plan_io.h"
+#include "attention/shared_reads.h"
 #include "attention/split_plan.h"
 #include "attention/work_list.h"
 #include "core/check.h"
@@ -25,7 +26,6 @@ class BackendPlan final : public InspectablePlan {
     // Host memory: nothing to copy but what the executor keeps of the forest as it was checked.
     return device_ == DeviceKind::kCpu ? Upload(nullptr) : OkStatus();
   }
-  int32_t StepsLeft() const override { return planner_->StepsLeft(); }
 
   Status Upload(Stream stream) override {
     if (!updated_) return FailedPrecondition("Upload before the first successful Update: there is no plan yet");
@@ -35,7 +35,7 @@ class BackendPlan final : public InspectablePlan {
     return OkStatus();
   }
 
-  int32_t DeviceImage() const override { return executor_->DeviceImage(); }
+  LaunchKey launch_key() const override { return executor_->launch_key(); }
 
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override {
     if (!uploaded_) {
@@ -52,6 +52,7 @@ class BackendPlan final : public InspectablePlan {
     if (uploaded_) executor_->CountCuts(&stats);
     return stats;
   }
+  PlanReads Reads() override { return shared_reads_.Count(*this, planner_->forest()); }
   std::string Explain() const override { return planner_->Explain() + (uploaded_ ? executor_->Explain() : ""); }
   std::string Dump() const override { return DumpPlan(*planner_, uploaded_ ? executor_->DumpTasks() : ""); }
 
@@ -59,6 +60,7 @@ class BackendPlan final : public InspectablePlan {
   DeviceKind device_;
   std::unique_ptr<Planner> planner_;
   std::unique_ptr<PlanExecutor> executor_;
+  SharedReads shared_reads_;
   bool updated_ = false, uploaded_ = false;
 };
 

@@ -85,12 +85,19 @@ constexpr auto kProbeFields = std::to_array<std::pair<const char*, double GpuPro
     {"team_step_ns", &GpuProbe::team_step_ns},
     {"fold_ns", &GpuProbe::fold_ns},
 });
+// Those of ShortDecodeRates, likewise where there is an object "short_decode".
+constexpr auto kShortDecodeFields = std::to_array<std::pair<const char*, double ShortDecodeRates::*>>({
+    {"launch_ns", &ShortDecodeRates::launch_ns},
+    {"wide_launch_ns", &ShortDecodeRates::wide_launch_ns},
+    {"element_ns", &ShortDecodeRates::element_ns},
+    {"byte_ns", &ShortDecodeRates::byte_ns},
+});
 constexpr const char* kNumSms = "num_sms";
 constexpr int32_t kMostSms = 4096;
 constexpr size_t kMostBytes = 1 << 20;  // of a file; those there are have about one thousand
 
 bool IsKnown(const std::string& key) {
-  return key == "name" || key == "source" || key == "per_worker" || key == "sm" || key == "probe" ||
+  return key == "name" || key == "source" || key == "per_worker" || key == "sm" || key == "probe" || key == "short_decode" ||
          std::ranges::any_of(kFields, [&](const auto& field) { return key == field.first; });
 }
 
@@ -215,11 +222,15 @@ Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers) {
     COPPICE_RETURN_IF_ERROR(CheckFields(object["probe"], "probe", kProbeFields));
     COPPICE_RETURN_IF_ERROR(ReadFields(object["probe"], kProbeFields, model.probe));
   }
+  if (object.contains("short_decode")) {
+    COPPICE_RETURN_IF_ERROR(CheckFields(object["short_decode"], "short_decode", kShortDecodeFields));
+    COPPICE_RETURN_IF_ERROR(ReadFields(object["short_decode"], kShortDecodeFields, model.short_decode));
+  }
   return model;
 }
 
 void PutMachineModel(const MachineModel& model, nlohmann::ordered_json* object) {
-  *object = OrderedObject(1 + std::size(kFields) + 2);
+  *object = OrderedObject(1 + std::size(kFields) + 3);
   (*object)["name"] = model.name;
   for (const auto& [key, field] : kFields) (*object)[key] = model.*field;
   if (model.sm.num_sms > 0) {
@@ -230,6 +241,10 @@ void PutMachineModel(const MachineModel& model, nlohmann::ordered_json* object) 
   if (model.probe.launch_ns > 0) {
     nlohmann::ordered_json& probe = (*object)["probe"] = OrderedObject(std::size(kProbeFields));
     for (const auto& [key, field] : kProbeFields) probe[key] = model.probe.*field;
+  }
+  if (model.short_decode.known()) {
+    nlohmann::ordered_json& rates = (*object)["short_decode"] = OrderedObject(std::size(kShortDecodeFields));
+    for (const auto& [key, field] : kShortDecodeFields) rates[key] = model.short_decode.*field;
   }
 }
 

@@ -58,9 +58,19 @@ struct GpuProbe {
   double fold_ns = 0;             // one more level of nodes, a third state for each of 1,024 requests
 };
 
+// What a GPU's kernel of short decode steps takes (cuda/lower/short_steps.h).
+struct ShortDecodeRates {
+  double launch_ns = 0, wide_launch_ns = 0;  // a launch beyond its work, by clusters of 8 CTAs and of 16
+  // A CTA's time a token: for each element of a query's rows under one kv head, and for each byte of its K and V.
+  double element_ns = 0, byte_ns = 0;
+
+  bool known() const { return launch_ns > 0; }
+};
+
 // Rates of one machine, all workers together. Times are those of one worker.
 struct MachineModel {
   std::string name = "generic";
+  std::string scaled_from;        // the model that these rates were scaled from, where none were measured on the device; in no file
   double read_bytes_per_s = 0;    // KV from memory
   double cache_bytes_per_s = 0;   // KV that another item of the same step has just read (L3 / L2)
   double cache_bytes = 0;         // how much of it that cache holds; infinite (null in JSON): what is read again is always there
@@ -85,7 +95,8 @@ struct MachineModel {
   // the rest; the part of a dense task's start that the task before it on its worker does not hide, whose end its loads run beside.
   double unhidden_reread = 0, unhidden_start = 0;
   SmRates sm;
-  GpuProbe probe;  // zeros: not measured
+  GpuProbe probe;                 // zeros: not measured
+  ShortDecodeRates short_decode;  // zeros: not known
 };
 
 // The names of the shipped models: those of machines/*.json.

@@ -65,6 +65,19 @@ TEST(MachineModel, RefusesBadJson) {
   EXPECT_NE(message(ToJson(gpu)).find("'fold_ns' is -1.0, expected a positive number"), std::string::npos);
   EXPECT_NE(message(ToJson(ShippedMachineModel("zen5").value()).insert(1, R"("probe": {"clock": 1},)")).find("'probe.clock'"),
             std::string::npos);
+  gpu = ShippedMachineModel("h200").value();
+  gpu.short_decode.byte_ns = 0;
+  EXPECT_NE(message(ToJson(gpu)).find("'byte_ns' is 0.0, expected a positive number"), std::string::npos);
+}
+
+// As files of builds before it.
+TEST(MachineModel, TheKernelOfShortStepsMayHaveNoRates) {
+  MachineModel gpu = ShippedMachineModel("h200").value();
+  EXPECT_TRUE(gpu.short_decode.known());
+  gpu.short_decode = {};
+  const Result<MachineModel> parsed = ParseMachineModel(ToJson(gpu));
+  ASSERT_TRUE(parsed.ok()) << parsed.status().ToString();
+  EXPECT_FALSE(parsed->short_decode.known());
 }
 
 // Core rates add up until the socket's memory is full; times and caches are what they are.

@@ -144,10 +144,12 @@ std::string Planner::Explain() const {
   if (!planned_) return "no plan yet: call Update\n";
   const PlanStats stats = Stats();
   const Load load = items_.TotalLoad();
-  Append(out, "attention plan: %d qo heads, %d kv heads, head_dim %d, kv %s%s, machine %s, %d workers\n",
+  const std::string& from = problem_.machine.scaled_from;
+  const std::string scaled = from.empty() ? "" : " (scaled from " + from + ", not measured)";
+  Append(out, "attention plan: %d qo heads, %d kv heads, head_dim %d, kv %s%s, machine %s%s, %d workers\n",
          problem_.spec.num_qo_heads, problem_.spec.num_kv_heads, problem_.spec.head_dim,
          std::string(coppice::Name(problem_.spec.kv_dtype)).c_str(), problem_.spec.deterministic ? ", deterministic" : "",
-         problem_.machine.name.c_str(), problem_.cost.workers());
+         problem_.machine.name.c_str(), scaled.c_str(), problem_.cost.workers());
   if (problem_.traits.native_head_dim > problem_.spec.head_dim) {
     Append(out, "head_dim is padded on chip to %d: %.0f %% more computation\n", problem_.traits.native_head_dim,
            100.0 * (problem_.traits.native_head_dim - problem_.spec.head_dim) / problem_.spec.head_dim);

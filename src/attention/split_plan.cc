@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/launch_key.h"
 #include "core/check.h"
 
 namespace coppice::attention {
 namespace {
-
-constexpr int32_t kImagesOfPart = 8;  // AttentionPlan::DeviceImage
 
 PlanStats Sum(PlanStats sum, const PlanStats& other) {
   sum.kv_tokens_read += other.kv_tokens_read;
@@ -49,17 +48,16 @@ Status SplitPlan::Update(const PrefixForestView& forest) {
     own.branch_query_count = part.query_count;
     COPPICE_RETURN_IF_ERROR(part.plan->Update(own));
   }
+  forest_ = forest;
   return OkStatus();
 }
-
-int32_t SplitPlan::StepsLeft() const { return std::min(parts_[0].plan->StepsLeft(), parts_[1].plan->StepsLeft()); }
 
 Status SplitPlan::Upload(Stream stream) {
   for (Part& part : parts_) COPPICE_RETURN_IF_ERROR(part.plan->Upload(stream));
   return OkStatus();
 }
 
-int32_t SplitPlan::DeviceImage() const { return parts_[0].plan->DeviceImage() + kImagesOfPart * parts_[1].plan->DeviceImage(); }
+LaunchKey SplitPlan::launch_key() const { return LaunchKeyOfTwo(parts_[0].plan->launch_key(), parts_[1].plan->launch_key()); }
 
 Status SplitPlan::Run(const BoundKv& kv, const RunArgs& args, Stream stream) {
   for (Part& part : parts_) COPPICE_RETURN_IF_ERROR(part.plan->Run(kv, args, stream));
@@ -107,6 +105,7 @@ PlanView SplitPlan::View() const {
 
 PlanStats SplitPlan::PlannedStats() const { return Sum(parts_[0].plan->PlannedStats(), parts_[1].plan->PlannedStats()); }
 PlanStats SplitPlan::Stats() const { return Sum(parts_[0].plan->Stats(), parts_[1].plan->Stats()); }
+PlanReads SplitPlan::Reads() { return shared_reads_.Count(*this, forest_); }
 
 std::string SplitPlan::Explain() const {
   return "first launch, branches with several queries:\n" + parts_[0].plan->Explain() +

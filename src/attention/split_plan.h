@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/shared_reads.h"
 #include "attention/work_list.h"
 
 namespace coppice::attention {
@@ -19,9 +20,8 @@ class SplitPlan final : public InspectablePlan {
 
   // Where the second plan refuses a forest that the first one took, Run is refused until both have taken one.
   Status Update(const PrefixForestView& forest) override;
-  int32_t StepsLeft() const override;
   Status Upload(Stream stream) override;
-  int32_t DeviceImage() const override;
+  LaunchKey launch_key() const override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
 
   // The lists of both, one after the other. Counts no revisions.
@@ -29,6 +29,7 @@ class SplitPlan final : public InspectablePlan {
   // Sums.
   PlanStats PlannedStats() const override;
   PlanStats Stats() const override;
+  PlanReads Reads() override;
   std::string Explain() const override;
   std::string Dump() const override;  // of the second launch
 
@@ -46,7 +47,9 @@ class SplitPlan final : public InspectablePlan {
   };
 
   std::array<Part, 2> parts_;
-  mutable Lists lists_;  // of View, which few ask for
+  PrefixForestView forest_;  // of the last Update that both took
+  SharedReads shared_reads_;
+  mutable Lists lists_;  // of View, once for each plan
 };
 
 }  // namespace coppice::attention

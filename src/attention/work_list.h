@@ -67,7 +67,7 @@ class InspectablePlan : public AttentionPlan {
  public:
   static const InspectablePlan& Of(const AttentionPlan& plan) { return static_cast<const InspectablePlan&>(plan); }
   virtual PlanView View() const = 0;
-  // Stats before what a backend cuts itself, which an engine asks for in every step.
+  // Stats before what a backend cuts itself.
   virtual PlanStats PlannedStats() const = 0;
 };
 

@@ -307,6 +307,9 @@ Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
   const bool on_cpu = device->kind() == DeviceKind::kCpu;
   options.device = NameOf(*device);
   COPPICE_ASSIGN_OR_RETURN(parts.context, MakeContext(*device, parts.threads.get()));
+  if (const std::string note = parts.context->MachineNote(); options.machine_model_path.empty() && !note.empty()) {
+    parts.notes.push_back(note);
+  }
   if (options.steps_ahead == kAutoStepsAhead) options.steps_ahead = on_cpu ? 0 : 1;
   COPPICE_ASSIGN_OR_RETURN(const std::shared_ptr<DraftDistributions> distributions,
                            MakeDistributions(options, config.vocab_size, on_cpu, parts.threads.get()));

@@ -153,7 +153,7 @@ Status DeviceRunner::ForwardAndSample(const DeviceBatch& rows, bool has_scores, 
   const bool scores_follow = has_scores && rows_.shape.logit_rows <= limits_.max_logit_rows;
   const bool may_be_graph = limits_.max_graphs > 0 && (!has_scores || scores_follow);
   StepGraphs::Captured* const captured =
-      may_be_graph ? graphs_.Find({.shape = rows_.shape, .draws_plainly = sampler_->draws_plainly()}, plans_.DeviceImages())
+      may_be_graph ? graphs_.Find({.shape = rows_.shape, .draws_plainly = sampler_->draws_plainly()}, plans_.launch_keys())
                    : nullptr;
   stats->new_shape = may_be_graph && (captured == nullptr || !captured->graph);
   if (captured == nullptr) return Compute(rows, has_scores).status();

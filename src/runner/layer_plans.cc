@@ -6,17 +6,24 @@
 #include "core/check.h"
 
 namespace coppice {
+namespace {
 
-LayerPlans::LayerPlans(std::vector<Group> groups) : groups_(std::move(groups)) {
-  COPPICE_CHECK(groups_.size() <= 64 / kImageBits);  // DeviceImages
-  for (const Group& group : groups_) plans_.push_back(group.plan.get());
-  sharing_.resize(groups_.size());
+void Add(const attention::PlanReads& reads, int32_t num_layers, std::vector<BranchReads>* sums) {
+  if (!reads.branches.empty()) sums->resize(reads.branches.size());
+  for (size_t b = 0; b < reads.branches.size(); ++b) {
+    const BranchReads& branch = reads.branches[b];
+    BranchReads& sum = (*sums)[b];
+    sum.kv_bytes_not_read += branch.kv_bytes_not_read * num_layers;
+    sum.tokens = std::max(sum.tokens, branch.tokens);
+    sum.sharers = std::max(sum.sharers, branch.sharers);
+  }
 }
 
-uint64_t LayerPlans::DeviceImages() const {
-  uint64_t images = 0;
-  for (size_t g = 0; g < plans_.size(); ++g) images |= static_cast<uint64_t>(plans_[g]->DeviceImage()) << kImageBits * g;
-  return images;
+}  // namespace
+
+LayerPlans::LayerPlans(std::vector<Group> groups) : groups_(std::move(groups)) {
+  for (const Group& group : groups_) plans_.push_back(group.plan.get());
+  launch_keys_.resize(groups_.size());
 }
 
 std::vector<LayerPlans::Group> LayerPlans::Single(std::unique_ptr<attention::AttentionPlan> plan, int32_t num_layers) {
@@ -26,35 +33,24 @@ std::vector<LayerPlans::Group> LayerPlans::Single(std::unique_ptr<attention::Att
 }
 
 Status LayerPlans::Prepare(const attention::PrefixForestView& forest, Stream stream, StepStats* stats) {
+  std::vector<BranchReads>& branch_reads = branch_reads_[1 - planned_last_];
+  branch_reads.clear();
   for (size_t g = 0; g < groups_.size(); ++g) {
     const auto& [plan, num_layers] = groups_[g];
     COPPICE_RETURN_IF_ERROR(plan->Update(forest));
-    COPPICE_RETURN_IF_ERROR(plan->Upload(stream));
-    const attention::PlanStats planned = attention::InspectablePlan::Of(*plan).PlannedStats();
-    stats->kv_bytes_read += planned.kv_bytes_read * num_layers;
-    stats->kv_bytes_read_unshared += planned.kv_bytes_read_unshared * num_layers;
-    stats->kv_bytes_distinct += planned.kv_bytes_distinct * num_layers;
-    sharing_[g].Count(*plan, planned, forest, num_layers);
+    const Status uploaded = plan->Upload(stream);
+    launch_keys_[g] = plan->launch_key();  // of what it wrote, if only in part
+    COPPICE_RETURN_IF_ERROR(uploaded);
+    const attention::PlanReads reads = plan->Reads();
+    stats->kv_bytes_read += reads.kv_bytes_read * num_layers;
+    stats->kv_bytes_read_unshared += reads.kv_bytes_read_unshared * num_layers;
+    stats->kv_bytes_distinct += reads.kv_bytes_distinct * num_layers;
+    if (g == 0) stats->grouped_rows = reads.grouped_queries;
+    Add(reads, num_layers, &branch_reads);
   }
-  stats->grouped_rows = sharing_.front().grouped_rows();
-  stats->branch_reads = groups_.size() == 1 ? sharing_.front().branches() : SumReads();
+  planned_last_ = 1 - planned_last_;
+  stats->branch_reads = branch_reads;
   return OkStatus();
-}
-
-std::span<const BranchReads> LayerPlans::SumReads() {
-  sum_ = 1 - sum_;
-  std::vector<BranchReads>& sums = sums_[sum_];
-  sums.clear();
-  for (const ReadSharing& sharing : sharing_) {
-    const std::span<const BranchReads> reads = sharing.branches();
-    if (!reads.empty()) sums.resize(reads.size());
-    for (size_t b = 0; b < reads.size(); ++b) {
-      sums[b].kv_bytes_not_read += reads[b].kv_bytes_not_read;
-      sums[b].tokens = std::max(sums[b].tokens, reads[b].tokens);
-      sums[b].sharers = std::max(sums[b].sharers, reads[b].sharers);
-    }
-  }
-  return sums;
 }
 
 }  // namespace coppice

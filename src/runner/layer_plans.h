@@ -7,10 +7,11 @@
 #include <vector>
 
 #include "coppice/attention/attention.h"
-#include "runner/read_sharing.h"
 #include "runner/runner.h"
 
 namespace coppice {
+
+using LaunchKeys = std::vector<attention::LaunchKey>;  // of a step: one a group of layers
 
 // Thread-compatible.
 class LayerPlans {
@@ -25,21 +26,18 @@ class LayerPlans {
 
   // One a group.
   std::span<attention::AttentionPlan* const> plans() const { return plans_; }
-  // AttentionPlan::DeviceImage of each plan, kImageBits a plan, three a launch: a captured step serves where this says the same.
-  uint64_t DeviceImages() const;
+  // AttentionPlan::launch_key of each plan, after the last Prepare: a captured step serves where these are the same.
+  const LaunchKeys& launch_keys() const { return launch_keys_; }
   // Plans a step and copies what changed, in stream order. Says in `stats` what attention will read.
   Status Prepare(const attention::PrefixForestView& forest, Stream stream, StepStats* stats);
 
  private:
-  static constexpr size_t kImageBits = 6;
-  std::span<const BranchReads> SumReads();
-
   std::vector<Group> groups_;
   std::vector<attention::AttentionPlan*> plans_;  // of groups_
-  std::vector<ReadSharing> sharing_;              // of groups_
-  // Of several groups: their sums, of the step planned last and of the one before it.
-  std::vector<BranchReads> sums_[2];
-  int32_t sum_ = 0;
+  LaunchKeys launch_keys_;                        // of groups_
+  // Of all layers, of the step planned last and of the one before it, which may be under way.
+  std::vector<BranchReads> branch_reads_[2];
+  int32_t planned_last_ = 0;
 };
 
 }  // namespace coppice

@@ -19,8 +19,8 @@ PlanUploads::~PlanUploads() {
 Status PlanUploads::Prepare(LayerPlans* plans, const attention::PrefixForestView& forest, Stream stream, StepStats* stats) {
   const Stream copies = stream_->get();
   // The images that are there now are not written; launches that read any other may have to end.
-  for (const auto& [images, read] : read_) {
-    if (images != plans->DeviceImages()) COPPICE_RETURN_IF_ERROR(device_->Wait(copies, *read));
+  for (const auto& [keys, read] : read_) {
+    if (keys != plans->launch_keys()) COPPICE_RETURN_IF_ERROR(device_->Wait(copies, *read));
   }
   COPPICE_RETURN_IF_ERROR(plans->Prepare(forest, copies, stats));
   COPPICE_RETURN_IF_ERROR(device_->Record(*copied_, copies));
@@ -28,7 +28,7 @@ Status PlanUploads::Prepare(LayerPlans* plans, const attention::PrefixForestView
 }
 
 Status PlanUploads::Launched(const LayerPlans& plans, Stream stream) {
-  std::unique_ptr<Event>& read = read_[plans.DeviceImages()];
+  std::unique_ptr<Event>& read = read_[plans.launch_keys()];
   if (!read) {
     COPPICE_ASSIGN_OR_RETURN(read, device_->CreateEvent());
   }

@@ -2,7 +2,6 @@
 // runner.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <memory>
 
@@ -30,8 +29,7 @@ class PlanUploads {
   Device* device_;
   std::unique_ptr<OwnedStream> stream_;
   std::unique_ptr<Event> copied_;
-  // The last launch that read these images of the plans, by LayerPlans::DeviceImages.
-  std::map<uint64_t, std::unique_ptr<Event>> read_;
+  std::map<LaunchKeys, std::unique_ptr<Event>> read_;  // the last launch of these keys
 };
 
 }  // namespace coppice

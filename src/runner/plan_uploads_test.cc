@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention/owned_forest.h"
-#include "attention/work_list.h"
+#include "attention/testing/forwarding_plan.h"
 #include "core/thread_pool.h"
 
 namespace coppice {
@@ -70,30 +70,25 @@ class LoggingDevice final : public Device {
 };
 
 // A plan for the CPU with two device images that only count.
-class TwoImages final : public attention::InspectablePlan {
+class TwoImages final : public attention::ForwardingPlan {
  public:
   TwoImages(std::unique_ptr<AttentionPlan> plan, std::string name, Log* log)
-      : plan_(std::move(plan)), name_(std::move(name)), log_(log) {}
+      : ForwardingPlan(std::move(plan)), name_(std::move(name)), log_(log) {}
 
-  Status Update(const PrefixForestView& forest) override { return fails ? Internal("as the test wants") : plan_->Update(forest); }
-  int32_t StepsLeft() const override { return plan_->StepsLeft(); }
+  Status Update(const PrefixForestView& forest) override {
+    return fails ? Internal("as the test wants") : ForwardingPlan::Update(forest);
+  }
   Status Upload(Stream stream) override {
     image_ = 1 - image_;
     log_->push_back((stream == nullptr ? "computes: " : "copies: ") + name_ + " to image " + std::to_string(image_));
     return OkStatus();
   }
-  int32_t DeviceImage() const override { return image_; }
+  attention::LaunchKey launch_key() const override { return attention::LaunchKey(image_); }
   Status Run(const attention::BoundKv&, const attention::RunArgs&, Stream) override { return OkStatus(); }
-  attention::PlanStats PlannedStats() const override { return attention::InspectablePlan::Of(*plan_).PlannedStats(); }
-  attention::PlanView View() const override { return attention::InspectablePlan::Of(*plan_).View(); }
-  attention::PlanStats Stats() const override { return plan_->Stats(); }
-  std::string Explain() const override { return ""; }
-  std::string Dump() const override { return ""; }
 
   bool fails = false;
 
  private:
-  std::unique_ptr<AttentionPlan> plan_;
   std::string name_;
   Log* log_;
   int32_t image_ = 1;

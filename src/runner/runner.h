@@ -29,12 +29,8 @@ struct StepTicket {
   int64_t step = 0;  // 1, 2, 3, ... in the order of launches
 };
 
-// What a branch read together with others in a step.
-struct BranchReads {
-  int64_t kv_bytes_not_read = 0;  // by attention, all layers: what it would have read too, each shared read split evenly
-  int32_t tokens = 0;             // in the layers where they are most
-  int32_t sharers = 0;            // branches that a read was for, itself included, at most; 0: none was shared
-};
+// What a branch read together with others in a step: bytes of all layers, tokens and sharers of those where they are most.
+using attention::BranchReads;
 
 // What a step cost.
 struct StepStats {

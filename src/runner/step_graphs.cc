@@ -46,7 +46,7 @@ StepShape FilledUp(const StepShape& step, const StepShape& most, Filling filling
   return filled;
 }
 
-StepGraphs::Captured* StepGraphs::Find(const StepClass& step_class, uint64_t images) {
+StepGraphs::Captured* StepGraphs::Find(const StepClass& step_class, const LaunchKeys& keys) {
   if (max_graphs_ == 0) return nullptr;
   const auto [place, is_new] = classes_.try_emplace(step_class);
   place->second.asked = ++calls_;
@@ -54,8 +54,8 @@ StepGraphs::Captured* StepGraphs::Find(const StepClass& step_class, uint64_t ima
     if (classes_.size() > kMaxClasses) ForgetOldest(/*with_graphs=*/false);
     return nullptr;
   }
-  std::map<uint64_t, Captured>& graphs = place->second.graphs;
-  if (const auto found = graphs.find(images); found != graphs.end()) return &found->second;
+  std::map<LaunchKeys, Captured>& graphs = place->second.graphs;
+  if (const auto found = graphs.find(keys); found != graphs.end()) return &found->second;
   if (num_graphs_ >= max_graphs_) {
     if (std::ssize(graphs) == num_graphs_) {  // there are no others
       num_graphs_ = 0;
@@ -64,7 +64,7 @@ StepGraphs::Captured* StepGraphs::Find(const StepClass& step_class, uint64_t ima
       ForgetOldest(/*with_graphs=*/true);
     }
   }
-  Captured& captured = graphs[images];
+  Captured& captured = graphs[keys];
   ++num_graphs_;
   return &captured;
 }

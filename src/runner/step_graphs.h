@@ -10,6 +10,7 @@
 
 #include "core/device.h"
 #include "core/device_tensor.h"
+#include "runner/layer_plans.h"
 
 namespace coppice {
 
@@ -31,7 +32,7 @@ enum class Filling : uint8_t {
 // where half of them are drawn from, all are. REQUIRES: step.rows > 0; no count is above that of `most`.
 StepShape FilledUp(const StepShape& step, const StepShape& most, Filling filling = Filling::kFine);
 
-// Steps whose launches are the same, but for the plans' device images and kernels.
+// Steps whose launches are the same, but for those of attention (LaunchKeys).
 struct StepClass {
   StepShape shape;  // filled up
   bool draws_plainly = false;
@@ -48,10 +49,10 @@ class StepGraphs {
   // At most `max_graphs` are kept; 0: no step is captured. Beyond that the class that was asked for least recently is forgotten.
   explicit StepGraphs(int32_t max_graphs) : max_graphs_(max_graphs) {}
 
-  // The place of the graph for a step of a class that reads `images` (LayerPlans::DeviceImages); without a graph where the step is
-  // to be captured. Null where it runs without: at the first step of a class, so that shapes that do not come again are not
-  // captured, and what is made at the first use of a shape is there when it is. Valid until the next call.
-  Captured* Find(const StepClass& step_class, uint64_t images);
+  // The place of the graph for a step of a class whose plans have these keys; without a graph where the step is to be captured.
+  // Null where it runs without: at the first step of a class, so that shapes that do not come again are not captured, and what is
+  // made at the first use of a shape is there when it is. Valid until the next call.
+  Captured* Find(const StepClass& step_class, const LaunchKeys& keys);
 
   int32_t num_graphs() const { return num_graphs_; }
   int32_t num_classes() const { return static_cast<int32_t>(classes_.size()); }
@@ -61,7 +62,7 @@ class StepGraphs {
  private:
   struct Class {
     int64_t asked = 0;  // the call of Find that did last
-    std::map<uint64_t, Captured> graphs;
+    std::map<LaunchKeys, Captured> graphs;
   };
   using Classes = std::map<StepClass, Class>;
   void ForgetOldest(bool with_graphs);

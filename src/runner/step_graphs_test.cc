@@ -117,39 +117,41 @@ class CountedGraph final : public Graph {
 };
 
 StepClass ClassOf(int32_t rows) { return {.shape = Decoding(rows), .draws_plainly = true}; }
+// Of two groups of layers, of which the second has one launch for all steps.
+LaunchKeys Keys(uint64_t key) { return {attention::LaunchKey{key}, attention::LaunchKey{7}}; }
 
-TEST(StepGraphs, AShapeThatComesAgainIsCapturedForEachImage) {
+TEST(StepGraphs, AShapeThatComesAgainIsCapturedForEachLaunchKey) {
   StepGraphs graphs(8);
   int alive = 0;
-  EXPECT_EQ(graphs.Find(ClassOf(8), 0), nullptr) << "the first step of a class";
+  EXPECT_EQ(graphs.Find(ClassOf(8), Keys(0)), nullptr) << "the first step of a class";
   EXPECT_EQ(graphs.num_graphs(), 0);
-  StepGraphs::Captured* const first = graphs.Find(ClassOf(8), 1);
+  StepGraphs::Captured* const first = graphs.Find(ClassOf(8), Keys(1));
   ASSERT_NE(first, nullptr);
   EXPECT_EQ(first->graph, nullptr);
   first->graph = std::make_unique<CountedGraph>(&alive);
-  StepGraphs::Captured* const other = graphs.Find(ClassOf(8), 0);
+  StepGraphs::Captured* const other = graphs.Find(ClassOf(8), Keys(0));
   ASSERT_NE(other, nullptr);
   EXPECT_NE(other, first);
   other->graph = std::make_unique<CountedGraph>(&alive);
-  EXPECT_EQ(graphs.Find(ClassOf(8), 1), first);
-  EXPECT_EQ(graphs.Find(ClassOf(8), 0), other);
-  EXPECT_EQ(graphs.Find({.shape = Decoding(8), .draws_plainly = false}, 0), nullptr) << "other kernels draw";
-  EXPECT_EQ(graphs.Find({.shape = {.rows = 16, .logit_rows = 8, .draws = 8}, .draws_plainly = true}, 0), nullptr);
+  EXPECT_EQ(graphs.Find(ClassOf(8), Keys(1)), first);
+  EXPECT_EQ(graphs.Find(ClassOf(8), Keys(0)), other);
+  EXPECT_EQ(graphs.Find({.shape = Decoding(8), .draws_plainly = false}, Keys(0)), nullptr) << "other kernels draw";
+  EXPECT_EQ(graphs.Find({.shape = {.rows = 16, .logit_rows = 8, .draws = 8}, .draws_plainly = true}, Keys(0)), nullptr);
   EXPECT_EQ(graphs.num_graphs(), 2);
   EXPECT_EQ(alive, 2);
 }
 
 TEST(StepGraphs, NoneIsCapturedIfNoneIsKept) {
   StepGraphs graphs(0);
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(graphs.Find(ClassOf(8), 0), nullptr);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(graphs.Find(ClassOf(8), Keys(0)), nullptr);
   EXPECT_EQ(graphs.num_classes(), 0);
 }
 
 TEST(StepGraphs, TheClassAskedForLeastRecentlyIsForgotten) {
   StepGraphs graphs(3);
   int alive = 0;
-  const auto run = [&](int32_t rows, uint64_t images) {  // whether as a graph that was there
-    StepGraphs::Captured* const captured = graphs.Find(ClassOf(rows), images);
+  const auto run = [&](int32_t rows, uint64_t key) {  // whether as a graph that was there
+    StepGraphs::Captured* const captured = graphs.Find(ClassOf(rows), Keys(key));
     if (captured == nullptr) return false;
     const bool is_there = captured->graph != nullptr;
     if (!is_there) captured->graph = std::make_unique<CountedGraph>(&alive);
@@ -174,9 +176,9 @@ TEST(StepGraphs, TheClassAskedForLeastRecentlyIsForgotten) {
 
   // A class with more graphs than are kept.
   StepGraphs one(1);
-  EXPECT_EQ(one.Find(ClassOf(8), 0), nullptr);
-  for (uint64_t images = 0; images < 6; ++images) {
-    StepGraphs::Captured* const captured = one.Find(ClassOf(8), images);
+  EXPECT_EQ(one.Find(ClassOf(8), Keys(0)), nullptr);
+  for (uint64_t key = 0; key < 6; ++key) {
+    StepGraphs::Captured* const captured = one.Find(ClassOf(8), Keys(key));
     ASSERT_NE(captured, nullptr);
     EXPECT_EQ(captured->graph, nullptr);
     captured->graph = std::make_unique<CountedGraph>(&alive);
@@ -195,7 +197,7 @@ TEST(StepGraphs, NumbersStayBounded) {
                             .logit_rows = 1,
                             .draws = static_cast<int32_t>(1 + random() % kMost.rows)};
     StepGraphs::Captured* const captured =
-        graphs.Find({.shape = FilledUp(step, kMost), .draws_plainly = random() % 2 == 0}, random() % 2);
+        graphs.Find({.shape = FilledUp(step, kMost), .draws_plainly = random() % 2 == 0}, Keys(random() % 2));
     if (captured != nullptr && !captured->graph) captured->graph = std::make_unique<CountedGraph>(&alive);
     ASSERT_EQ(alive, graphs.num_graphs());
     ASSERT_LE(alive, 20);

@@ -60,6 +60,14 @@ class CheckIncludesTest(unittest.TestCase):
         self.expect("src/attention/x.cc", 'void F() { asm volatile("nop"); }\n', 1, "asm outside")
         self.assertEqual(check({"src/attention/cpu/x.cc": 'void F() { asm("nop"); }\n'}), (0, ""))
 
+    def test_a_library_is_seen_by_its_public_headers(self):
+        include = '#include "coppice/attention/attention.h"\n#include "attention/plan.h"\n'
+        self.expect("src/runner/b.h", include, 2, "attention/plan.h is private to attention")
+        self.expect("src/ops/cuda/b.cuh", include, 2, "is private to attention")
+        self.expect("src/cli/plan_inspect.cc", include, 2, "is private to attention")
+        for path in ("attention_tools/b.cc", "cli/bench/b.cc", "cli/inspect_plan.cc", "runner/b_test.cc", "runner/testing/b.h"):
+            self.assertEqual(check({f"src/{path}": include}), (0, ""))
+
     def test_helpers_of_tests_do_not_ship(self):
         include = '#include "core/testing/fake.h"\n'
         self.expect("src/core/b.cc", include, 1, "core/testing/fake.h is for tests and benchmarks")

@@ -176,6 +176,25 @@ struct PlanStats {
   int64_t updates_skipped = 0, updates_replanned = 0;
 };
 
+// What a branch reads together with others.
+struct BranchReads {
+  int64_t kv_bytes_not_read = 0;  // what it would have read too, each shared read split evenly
+  int32_t tokens = 0;
+  int32_t sharers = 0;  // branches that a read was for, itself included, at most; 0: none was shared
+};
+
+// What one layer reads of KV by a plan, before a backend's own cuts: the counts of PlanStats that an engine asks for in every step,
+// and which reads are really shared. What could have been shared and was not counts nothing.
+struct PlanReads {
+  int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0, kv_bytes_distinct = 0;  // as PlanStats
+  int32_t grouped_queries = 0;            // that read some of their KV together with queries of another branch
+  std::span<const BranchReads> branches;  // by branch slot; empty: nothing is shared
+};
+
+// Which captured launch serves a plan as it was uploaded last: where keys are equal, one serves both. Opaque: to compare, order and
+// keep. Keys of different plans have nothing to do with each other.
+enum class LaunchKey : uint64_t {};
+
 // Exact bytes of every buffer a plan of this spec and capacity needs, before anything is allocated.
 struct PlanSizes {
   size_t host_bytes = 0;       // planner's own memory
@@ -210,20 +229,20 @@ class AttentionPlan {
   // of PrefixForestView; the plan then keeps its previous state. The spans of `forest` must stay valid until the next Update:
   // lengths and page rows are read through them.
   virtual Status Update(const PrefixForestView& forest) = 0;
-  // One-token steps that need no replanning after the last Update.
-  virtual int32_t StepsLeft() const = 0;
   // Copies what changed (plan, lengths, page rows) to the device, outside any graph capture. CPU: nothing to do. On `stream` it
   // comes after launches of the image that it writes: of the last Upload, or with two device images of the one before the last.
   virtual Status Upload(Stream stream = nullptr) = 0;
-  // The image that Run reads, 0 or 1; of two, 2 or 4 more if by a kernel of short steps, 6 with side tiles; with
-  // KindOrder::kTwoLaunches eight times that of the second launch more. A graph serves one.
-  virtual int32_t DeviceImage() const = 0;
+  // Of the launches that Run makes after the last Upload. A captured graph of them serves any later step of the same key.
+  virtual LaunchKey launch_key() const = 0;
 
   // One attention layer, all queries. Asynchronous on `stream` (CUDA) or done on return (CPU: OUT_OF_RANGE for a page not in kv).
   // INVALID_ARGUMENT for KV bound by another backend, or for a spec of other kv_dtype, num_kv_heads or head_dim.
   virtual Status Run(const BoundKv& kv, const RunArgs& args, Stream stream = nullptr) = 0;
 
   virtual PlanStats Stats() const = 0;
+  // Of the last Update: O(branches), and O(items and members) where that replanned or a window moved. The branches stay where they
+  // are until the Update after the next one, so that a step under way is still told of while the next one is planned.
+  virtual PlanReads Reads() = 0;
   // The tree, each decision and its reason, bytes and FLOPs with and without sharing, predicted time.
   virtual std::string Explain() const = 0;
   // Forest, spec, options and plan as JSON, for `coppice inspect plan --replay`; of two launches, that of the second.
@@ -270,6 +289,9 @@ class Context {
   virtual ~Context() = default;
 
   virtual DeviceKind device() const = 0;
+  // For the user of a device on which the rates were not measured that plans go by unless PlannerOptions name others: a sentence.
+  // Empty: they were.
+  virtual std::string MachineNote() const { return ""; }
   virtual Result<PlanSizes> Sizes(const AttentionSpec& spec, const PlanCapacity& capacity) const = 0;
   virtual Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) = 0;
   virtual Status AppendKv(const AttentionSpec& spec, const KvLayerView& kv, const AppendArgs& args, Stream stream = nullptr) = 0;

@@ -248,17 +248,14 @@ coppice_status coppice_plan_update(coppice_plan* plan, const coppice_prefix_fore
 /* Copies what changed to the device, in stream order, outside any graph capture. A CPU context needs none. FAILED_PRECONDITION
  * before the first update. */
 coppice_status coppice_plan_upload(coppice_plan* plan, void* stream, coppice_message* message);
-/* The copy that a run reads, 0 or 1; of two, 2 or 4 more if by a kernel of short steps, 6 with side tiles. A captured run serves
- * one of them. */
-coppice_status coppice_plan_device_image(const coppice_plan* plan, int32_t* image, coppice_message* message);
+/* Which captured run serves the plan as it was uploaded last: where keys are equal, one serves both. Opaque. */
+coppice_status coppice_plan_launch_key(const coppice_plan* plan, uint64_t* key, coppice_message* message);
 /* One attention layer, all queries; in stream order, and one run of a plan at a time. INVALID_ARGUMENT for KV that was bound for a
  * spec of other kv_dtype, num_kv_heads or head_dim, or with another page_size; FAILED_PRECONDITION before update, and on CUDA
  * upload; OUT_OF_RANGE (CPU) for a page that the layer does not have. */
 coppice_status coppice_plan_run(coppice_plan* plan, const coppice_bound_kv* kv, const coppice_run_args* args, void* stream,
                                 coppice_message* message);
 coppice_status coppice_plan_get_stats(const coppice_plan* plan, coppice_plan_stats* stats, coppice_message* message);
-/* One-token steps that need no replanning after the last update. */
-coppice_status coppice_plan_steps_left(const coppice_plan* plan, int32_t* steps, coppice_message* message);
 /* Each writes a text (NUL-terminated, cut to capacity) and returns the bytes it needs, the NUL included: the plan explained for
  * people; forest, spec, options and plan as JSON for `coppice inspect plan --replay`. text may be NULL if capacity is 0.
  * Where memory runs out, the text is empty; every other call answers RESOURCE_EXHAUSTED. */

@@ -23,7 +23,7 @@ struct ModelInfo {
   DType kv_dtype = DType::kBF16;
   int64_t kv_bytes_per_token = 0;  // over all layers
   SamplingParams sampling;         // as the model's files want tokens chosen (generation_config.json); no request has it by itself
-  std::vector<std::string> notes;  // what was assumed where the files are silent, or set aside: a line each
+  std::vector<std::string> notes;  // what was assumed where files or measurements are silent, or set aside: a line each
 };
 
 }  // namespace coppice

@@ -10,6 +10,7 @@
 #include <climits>
 #include <map>
 #include <span>
+#include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -277,16 +278,16 @@ TEST_P(AttentionCudaTest, ShortDecodeSteps) {
     ASSERT_TRUE(bound.ok()) << bound.status().ToString();
     cudaStream_t stream;
     ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-    std::map<int32_t, cudaGraphExec_t> graphs;  // by DeviceImage
+    std::map<LaunchKey, cudaGraphExec_t> graphs;
     for (int step = 0; step < 4; ++step) {
       ASSERT_TRUE(plan->Update(test.forest().View()).ok());
       ASSERT_TRUE(plan->Upload(stream).ok());
-      const int32_t kernel = plan->DeviceImage() / 2;
-      const bool is_short = kernel == 1 || kernel == 2;
+      const std::string explained = plan->Explain();
+      const bool is_short = explained.find("kernel of short decode steps") != std::string::npos;
       (is_short ? shorts : others) += 1;
-      wide += kernel == 2 ? 1 : 0;
+      wide += explained.find("clusters of 16 CTAs") != std::string::npos ? 1 : 0;
       if (is_short) longest = std::max(longest, std::ranges::max(test.forest().View().branch_kv_len));
-      cudaGraphExec_t& graph = graphs[plan->DeviceImage()];
+      cudaGraphExec_t& graph = graphs[plan->launch_key()];
       if (graph == nullptr) {
         cudaGraph_t captured;
         ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
@@ -302,7 +303,7 @@ TEST_P(AttentionCudaTest, ShortDecodeSteps) {
       if (!test.forest().Grow() || step % 2 == 1) test.forest().Edit();
       test.Refresh();
     }
-    for (const auto& [image, graph] : graphs) cudaGraphExecDestroy(graph);
+    for (const auto& [key, graph] : graphs) cudaGraphExecDestroy(graph);
     cudaStreamDestroy(stream);
   }
   EXPECT_GT(shorts, 60);

@@ -11,7 +11,9 @@
 #include "attention/cuda/device_rates.h"
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/kernel_variants.h"
+#include "attention/cuda/kernels/short_decode.h"
 #include "attention/cuda/kv_ops.h"
+#include "attention/cuda/lower/device_machine.h"
 #include "attention/cuda/plan_executor.h"
 #include "attention/cuda/tensor_map.h"
 #include "attention/forest.h"
@@ -23,29 +25,11 @@ namespace {
 
 using namespace cuda;
 
-// Shipped constants for Hopper. Other devices get the H100's scaled by what the driver says of their memory bus, SMs and clock, at
-// the share of Hopper's matrix rate per SM and clock that their generation has (`RatesOf`), never more: close enough to decide what
-// to share until `PlannerOptions::machine_model_path` gives measured ones.
 Result<MachineModel> MachineModelOf(int device, const cudaDeviceProp& properties) {
-  const std::string name = properties.name;
-  if (properties.major == 9) return ShippedMachineModel(name.find("H200") != std::string::npos ? "h200" : "h100");
-  COPPICE_ASSIGN_OR_RETURN(MachineModel machine, ShippedMachineModel("h100"));
+  if (const char* measured = MeasuredMachine(properties.name); measured != nullptr) return ShippedMachineModel(measured);
   COPPICE_ASSIGN_OR_RETURN(const DeviceRates rates, RatesOf(device));
-  const double memory = rates.bus_bytes_per_s / machine.sm.bus_bytes_per_s;
-  const double generation = std::min(1.0, rates.flops_per_clock / kHopperFlopsPerClock);
-  const double compute = properties.multiProcessorCount * rates.clock_hz / (machine.sm.num_sms * machine.sm.clock_hz);
-  machine.name = name;
-  machine.probe = {};  // of the card that it is scaled from
-  if (memory > 0) machine.read_bytes_per_s *= memory;
-  machine.cache_bytes = properties.l2CacheSize;
-  machine.cache_bytes_per_s *= compute;
-  machine.state_bytes_per_s *= compute;
-  machine.dense_flops_per_s *= compute * generation;
-  machine.stream_flops_per_s *= compute * generation;
-  machine.sm.num_sms = properties.multiProcessorCount;
-  if (memory > 0) machine.sm.memory_bytes_per_s *= memory;
-  machine.sm.dense_flops_per_s *= compute * generation;
-  return machine;
+  return ScaledMachine({.name = properties.name, .num_sms = properties.multiProcessorCount, .l2_bytes = properties.l2CacheSize},
+                       rates);
 }
 
 // What cp.async of 16 bytes needs.
@@ -69,10 +53,16 @@ class CudaBackend final : public Backend {
 
   DeviceKind device() const override { return DeviceKind::kCuda; }
   const MachineModel& machine() const override { return machine_; }
+  std::string MachineNote() const override {
+    if (machine_.scaled_from.empty()) return "";
+    return machine_.name + ": attention is planned by rates scaled from " + machine_.scaled_from +
+           ", not measured on such a device; `coppice bench calibrate --device cuda` measures them";
+  }
 
   Result<BackendTraits> Traits(const AttentionSpec& spec, const PlanCapacity& capacity) const override {
     COPPICE_ASSIGN_OR_RETURN(const KernelChoice kernel, ChooseKernel(kernels_, major_, minor_, spec, capacity.page_size));
-    return TraitsOf(kernel, spec, num_sms_);
+    DeviceGuard guard(device_);
+    return WithShortSteps(TraitsOf(kernel, spec, num_sms_), ShortDecodeFunctionsOf(kernel.path, spec, capacity, num_sms_));
   }
 
   Result<PlanSizes> Sizes(const AttentionSpec& spec, const PlanCapacity& capacity) const override {

@@ -9,8 +9,8 @@
 
 #include "attention/cuda/deterministic_fold.cuh"
 #include "attention/cuda/load.cuh"
-#include "attention/cuda/mma_sm90.cuh"
 #include "attention/cuda/stress_delay.cuh"
+#include "core/cuda/mma_sm90.cuh"
 
 namespace coppice::attention::cuda {
 

@@ -6,8 +6,8 @@
 
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/merge.cuh"
-#include "attention/cuda/ptx.cuh"
 #include "attention/cuda/shared_storage.cuh"
+#include "core/cuda/ptx.cuh"
 
 namespace coppice::attention::cuda {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "attention/cuda/kernel_params.h"
-#include "attention/cuda/ptx.cuh"
+#include "core/cuda/ptx.cuh"
 
 namespace coppice::attention::cuda {
 

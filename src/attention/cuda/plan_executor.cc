@@ -9,9 +9,11 @@
 #include "attention/argument_checks.h"
 #include "attention/cuda/kernel_config.h"
 #include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/hopper.h"
+#include "attention/cuda/kernels/mma_sync.h"
+#include "attention/cuda/kernels/short_decode.h"
 #include "attention/cuda/page_patches.h"
-#include "attention/cuda/short_decode.h"
-#include "attention/cuda/sm80_config.h"
+#include "attention/launch_key.h"
 #include "attention/plan_units.h"
 #include "core/check.h"
 
@@ -31,17 +33,15 @@ WorkspaceLayout::WorkspaceLayout(const KernelVariant& variant, const AttentionSp
       counters(sizeof(QueueCounters)),
       folds(spec.deterministic ? static_cast<size_t>(num_sms) * variant.ctas_per_sm * variant.fold_bytes_per_cta : 0) {}
 
-CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec,
+CudaPlanExecutor::CudaPlanExecutor(int device, const KernelVariant& variant, const BackendTraits& traits, const AttentionSpec& spec,
                                    const PlanCapacity& capacity, const PlanSizes& sizes, const MachineModel& machine)
     : device_(device),
-      num_sms_(num_sms),
       variant_(variant),
-      side_variant_(variant.side != nullptr ? *variant.side : variant),
+      traits_(traits),
       spec_(spec),
       capacity_(capacity),
-      sizes_(sizes),
-      cost_(spec, TraitsOf(variant.choice(), spec, num_sms), machine),
-      translator_(spec, capacity, sizes, machine.sm, TraitsOf(variant.choice(), spec, num_sms)),
+      cost_(spec, traits, machine),
+      translator_(spec, capacity, sizes, machine.sm, traits),
       images_(capacity.device_images),
       image_(capacity.device_images - 1),
       page_rows_(capacity) {}
@@ -49,39 +49,51 @@ CudaPlanExecutor::CudaPlanExecutor(int device, int num_sms, const KernelVariant&
 Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int num_sms, const KernelVariant& variant,
                                                                const AttentionSpec& spec, const PlanCapacity& capacity,
                                                                const PlanSizes& sizes, const MachineModel& machine) {
-  std::unique_ptr<CudaPlanExecutor> executor(new CudaPlanExecutor(device, num_sms, variant, spec, capacity, sizes, machine));
   DeviceGuard guard(device);
+  const ShortDecodeFunctions short_decode = ShortDecodeFunctionsOf(variant.path, spec, capacity, num_sms);
+  const BackendTraits traits = WithShortSteps(TraitsOf(variant.choice(), spec, num_sms), short_decode);
+  std::unique_ptr<CudaPlanExecutor> executor(new CudaPlanExecutor(device, variant, traits, spec, capacity, sizes, machine));
   const size_t bytes = executor->translator_.layout().bytes;
-  const WorkspaceLayout workspace(variant, spec, capacity, sizes, executor->translator_.layout(), num_sms);
+  const WorkspaceLayout layout(variant, spec, capacity, sizes, executor->translator_.layout(), num_sms);
   for (DeviceBuffer& image : executor->images_) {
     COPPICE_ASSIGN_OR_RETURN(image, DeviceBuffer::Allocate(bytes));
   }
-  COPPICE_ASSIGN_OR_RETURN(executor->states_, DeviceBuffer::Allocate(workspace.states));
-  COPPICE_ASSIGN_OR_RETURN(executor->tickets_, DeviceBuffer::Allocate(workspace.tickets));
-  COPPICE_ASSIGN_OR_RETURN(executor->counters_, DeviceBuffer::Allocate(workspace.counters));
-  COPPICE_ASSIGN_OR_RETURN(executor->folds_, DeviceBuffer::Allocate(workspace.folds));
+  Workspace& workspace = executor->workspace_;
+  COPPICE_ASSIGN_OR_RETURN(workspace.states, DeviceBuffer::Allocate(layout.states));
+  COPPICE_ASSIGN_OR_RETURN(workspace.tickets, DeviceBuffer::Allocate(layout.tickets));
+  COPPICE_ASSIGN_OR_RETURN(workspace.counters, DeviceBuffer::Allocate(layout.counters));
+  COPPICE_ASSIGN_OR_RETURN(workspace.folds, DeviceBuffer::Allocate(layout.folds));
   for (Staging& staging : executor->staging_) {
     COPPICE_ASSIGN_OR_RETURN(staging.memory,
                              PinnedBuffer::Allocate(bytes + executor->page_rows_.max_patches() * sizeof(PagePatch)));
     COPPICE_ASSIGN_OR_RETURN(staging.copied, CudaEvent::Create());
   }
-  for (const KernelVariant* kernel : {&variant, &executor->side_variant_}) {
-    COPPICE_RETURN_IF_ERROR(
-        CudaStatus(cudaFuncSetAttribute(kernel->function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel->shared_bytes),
-                   "raising the attention kernel's shared memory"));
-  }
-  // With one image a captured launch serves every step, which this kernel does not.
-  if (capacity.device_images == 2 && variant.path == KernelPath::kHopper && num_sms >= kShortCtas) {
-    executor->short_kernel_ = ShortDecodeKernel(spec, capacity.page_size, kShortCluster);
-    executor->wide_short_kernel_ = ShortDecodeKernel(spec, capacity.page_size, kShortWideCluster);
-  }
+  COPPICE_RETURN_IF_ERROR(executor->MakeKernels(num_sms, short_decode, machine.short_decode));
+  return std::unique_ptr<PlanExecutor>(std::move(executor));
+}
+
+// A grid is constant, so that a captured launch serves every plan.
+Status CudaPlanExecutor::MakeKernels(int num_sms, const ShortDecodeFunctions& short_decode, const ShortDecodeRates& rates) {
+  COPPICE_RETURN_IF_ERROR(AllowSharedMemory(variant_));
+  if (variant_.side != nullptr) COPPICE_RETURN_IF_ERROR(AllowSharedMemory(*variant_.side));
   int ctas_per_sm = 0;
   COPPICE_RETURN_IF_ERROR(CudaStatus(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_per_sm, variant.function, variant.threads, variant.shared_bytes),
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_per_sm, variant_.function, variant_.threads, variant_.shared_bytes),
       "asking how many attention CTAs fit an SM"));
-  executor->num_ctas_ = num_sms * std::clamp(ctas_per_sm, 1, variant.ctas_per_sm);
-  executor->spread_step_ = SpreadStep(executor->num_ctas_ / 2);
-  return std::unique_ptr<PlanExecutor>(std::move(executor));
+  const int num_ctas = num_sms * std::clamp(ctas_per_sm, 1, variant_.ctas_per_sm);
+  spread_step_ = SpreadStep(num_ctas / 2);
+  float* const folds = reinterpret_cast<float*>(workspace_.folds.data());
+  const auto kernel = [&](KernelId id) -> std::unique_ptr<Kernel>& { return kernels_[static_cast<size_t>(id)]; };
+  if (variant_.path == KernelPath::kMmaSync) {
+    kernel(KernelId::kMmaSync) = std::make_unique<MmaSyncKernel>(variant_, num_ctas, folds);
+    return OkStatus();
+  }
+  kernel(KernelId::kPersistent) = std::make_unique<HopperKernel>(variant_, num_ctas, folds);
+  if (variant_.side != nullptr) {
+    kernel(KernelId::kPersistentWithSide) = std::make_unique<HopperKernel>(*variant_.side, num_ctas, folds);
+  }
+  kernel(KernelId::kShortDecode) = std::make_unique<ShortDecodeKernel>(short_decode, rates);
+  return OkStatus();
 }
 
 Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) {
@@ -107,33 +119,20 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
     return copied;
   }
   plan_view_ = plan;
-  short_cluster_ = short_kernel_ == nullptr ? 0 : ShortDecodeCluster(spec_, plan, forest, wide_short_kernel_ != nullptr);
+  choice_ = ChooseLaunch({.path = variant_.path, .has_side = variant_.side != nullptr, .traits = traits_}, Lowered(), forest);
   uploaded_ = true;
   return OkStatus();
 }
 
-int32_t CudaPlanExecutor::DeviceImage() const {
-  if (images_.size() == 1) return 0;
-  if (short_cluster_ > 0) return image_ + (short_cluster_ == kShortCluster ? 2 : 4);
-  return image_ + (&Kernel() == &variant_ ? 0 : 6);
+// Each persistent kernel computes any plan, so that with one image a captured graph may hold either.
+LaunchKey CudaPlanExecutor::launch_key() const {
+  if (images_.size() == 1) return LaunchKeyOf(0, 0);
+  return LaunchKeyOf(static_cast<uint8_t>(image_), choice_.number());
 }
 
-// The kernel of short steps reads lengths and page rows alone; what its clusters fold stays on chip.
-void CudaPlanExecutor::CountCuts(PlanStats* stats) const {
-  cuda::CountCuts(Lowered(), stats);
-  if (short_cluster_ > 0) stats->num_contributions = 0, stats->state_bytes = 0;
-}
-
-std::string CudaPlanExecutor::Explain() const {
-  if (short_cluster_ == 0) return ExplainTasks(Lowered());
-  return "runs by the kernel of short decode steps: " + std::to_string(kShortCtas / short_cluster_) + " clusters of " +
-         std::to_string(short_cluster_) + " CTAs, each one query under one kv head at a time\n";
-}
-
-std::string CudaPlanExecutor::DumpTasks() const {
-  if (short_cluster_ == 0) return cuda::DumpTasks(Lowered());
-  return "{\"sms\":" + std::to_string(num_sms_) + ",\"short_decode_cluster\":" + std::to_string(short_cluster_) + "}";
-}
+void CudaPlanExecutor::CountCuts(PlanStats* stats) const { kernel().Count(choice_, Lowered(), stats); }
+std::string CudaPlanExecutor::Explain() const { return kernel().Explain(choice_, Lowered()); }
+std::string CudaPlanExecutor::DumpTasks() const { return kernel().Dump(choice_, Lowered()); }
 
 Status CudaPlanExecutor::CopyImage(const PrefixForestView& forest, Staging& staging, cudaStream_t stream) {
   std::byte* image = staging.memory.data();
@@ -202,9 +201,7 @@ Status CudaPlanExecutor::Run(const BoundKv& kv, const RunArgs& args, Stream stre
   }
   const KernelParams params = MakeParams(kv.view(), args);
   DeviceGuard guard(device_);
-  if (short_cluster_ > 0) return LaunchShort(params, kv.view(), static_cast<cudaStream_t>(stream));
-  return variant_.path == KernelPath::kHopper ? LaunchHopper(params, *bound, static_cast<cudaStream_t>(stream))
-                                              : LaunchMmaSync(params, kv.view(), static_cast<cudaStream_t>(stream));
+  return kernel().Launch(choice_, params, *bound, static_cast<cudaStream_t>(stream));
 }
 
 KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs& args) const {
@@ -212,7 +209,7 @@ KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs
   const std::byte* plan = images_[image_].data();
   const float scale =
       (spec_.sm_scale != 0.0f ? spec_.sm_scale : 1.0f / std::sqrt(static_cast<float>(spec_.head_dim))) * view.k_scale;
-  float* states = reinterpret_cast<float*>(states_.data());
+  float* states = reinterpret_cast<float*>(workspace_.states.data());
   return {
       .header = reinterpret_cast<const PlanHeader*>(plan + layout.header),
       .dense_tasks = reinterpret_cast<const Task*>(plan + layout.dense_tasks),
@@ -225,8 +222,8 @@ KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs
       .num_page_slots = capacity_.max_page_slots,
       .state_acc = states,
       .state_ml = reinterpret_cast<float2*>(states + layout.max_states * variant_.head_dim),
-      .tickets = reinterpret_cast<int32_t*>(tickets_.data()),
-      .counters = reinterpret_cast<QueueCounters*>(counters_.data()),
+      .tickets = reinterpret_cast<int32_t*>(workspace_.tickets.data()),
+      .counters = reinterpret_cast<QueueCounters*>(workspace_.counters.data()),
       .q = args.q,
       .out = args.out,
       .lse = args.lse,
@@ -243,77 +240,6 @@ KernelParams CudaPlanExecutor::MakeParams(const KvLayerView& view, const RunArgs
       .cap_in = spec_.soft_cap > 0.0f ? scale / spec_.soft_cap : 0.0f,
       .value_scale = view.v_scale,
   };
-}
-
-Status CudaPlanExecutor::LaunchHopper(KernelParams params, const BoundCudaKv& kv, cudaStream_t stream) const {
-  const TensorMaps& maps = kv.maps();
-  const KvLayerView& view = kv.view();
-  params.box_tokens = maps.box_tokens;
-  params.box_shift = std::countr_zero(static_cast<uint32_t>(maps.box_tokens));
-  params.units_per_page = maps.units_per_page;
-  params.units_per_head = maps.units_per_head;
-  params.split_boxes = maps.split_boxes;
-  // The fast mode's kernels take no more than its base.
-  DeterministicParams all{params, reinterpret_cast<float*>(folds_.data())};
-  GatherParams gathered{params,
-                        static_cast<const uint8_t*>(view.k),
-                        static_cast<const uint8_t*>(view.v),
-                        view.head_stride / kGatherUnit,
-                        static_cast<uint32_t>(view.page_stride / kGatherUnit),
-                        static_cast<uint32_t>(view.slot_stride / kGatherUnit)};
-  void* arguments[] = {variant_.gathers ? static_cast<void*>(&gathered) : &all, const_cast<CUtensorMap*>(&maps.k),
-                       const_cast<CUtensorMap*>(&maps.v)};
-  // It may start while the kernel before it ends, for whose results it waits.
-  cudaLaunchAttribute overlaps{};
-  overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlaps.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(num_ctas_);
-  const KernelVariant& kernel = Kernel();
-  config.blockDim = dim3(kernel.threads);
-  config.dynamicSmemBytes = kernel.shared_bytes;
-  config.stream = stream;
-  config.attrs = &overlaps;
-  config.numAttrs = 1;
-  return CudaStatus(cudaLaunchKernelExC(&config, kernel.function, arguments), "launching the attention kernel");
-}
-
-Status CudaPlanExecutor::LaunchShort(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const {
-  ShortDecodeParams all{.plan = params,
-                        .k = view.k,
-                        .v = view.v,
-                        .page_stride = view.page_stride,
-                        .head_stride = view.head_stride,
-                        .slot_stride = view.slot_stride};
-  void* arguments[] = {&all};
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;  // as LaunchHopper
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(short_cluster_), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kShortCtas);
-  config.blockDim = dim3(kShortThreads);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return CudaStatus(
-      cudaLaunchKernelExC(&config, short_cluster_ == kShortWideCluster ? wide_short_kernel_ : short_kernel_, arguments),
-      "launching the attention kernel of short decode steps");
-}
-
-Status CudaPlanExecutor::LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const {
-  Sm80Params all{.plan = params,
-                 .k = view.k,
-                 .v = view.v,
-                 .page_stride = view.page_stride,
-                 .head_stride = view.head_stride,
-                 .slot_stride = view.slot_stride,
-                 .folds = reinterpret_cast<float*>(folds_.data())};
-  void* arguments[] = {&all};
-  return CudaStatus(
-      cudaLaunchKernel(variant_.function, dim3(num_ctas_), dim3(variant_.threads), arguments, variant_.shared_bytes, stream),
-      "launching the attention kernel");
 }
 
 }  // namespace coppice::attention::cuda

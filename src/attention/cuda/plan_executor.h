@@ -1,4 +1,5 @@
-// One plan's device side: its images of the plan, its states and tickets, and its launches. Layer: attention/cuda.
+// One plan's device side: its images of the plan, its states and tickets. Copies what the device lacks; which kernel runs says
+// ChooseLaunch, and that kernel launches itself (kernels/). Layer: attention/cuda.
 #pragma once
 
 #include <array>
@@ -7,28 +8,17 @@
 #include <vector>
 
 #include "attention/backend.h"
+#include "attention/cuda/bound_kv.h"
 #include "attention/cuda/device_memory.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernel_variants.h"
-#include "attention/cuda/lower/explain_tasks.h"
+#include "attention/cuda/kernels/kernel.h"
+#include "attention/cuda/kernels/short_decode.h"
+#include "attention/cuda/lower/launch_choice.h"
 #include "attention/cuda/lower/plan_translator.h"
 #include "attention/cuda/page_rows.h"
-#include "attention/cuda/short_decode.h"
-#include "attention/cuda/tensor_map.h"
 
 namespace coppice::attention::cuda {
-
-class BoundCudaKv final : public BoundKv {
- public:
-  BoundCudaKv(const AttentionSpec& spec, const KvLayerView& view, KernelPath path, const TensorMaps& maps)
-      : BoundKv(spec, view), path_(path), maps_(maps) {}
-  KernelPath path() const { return path_; }
-  const TensorMaps& maps() const { return maps_; }  // of the Hopper path
-
- private:
-  KernelPath path_;
-  TensorMaps maps_;
-};
 
 // The device bytes that a plan needs beside its image: states, tickets, counters and what deterministic mode keeps per CTA.
 struct WorkspaceLayout {
@@ -47,7 +37,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   // next one is written.
   Status Upload(const PlanView& plan, const PrefixForestView& forest, Stream stream) override;
   Status Run(const BoundKv& kv, const RunArgs& args, Stream stream) override;
-  int32_t DeviceImage() const override;
+  LaunchKey launch_key() const override;
   void LowerAtRandom(uint64_t seed) override { translator_.LowerAtRandom(seed); }
   // Of the plan last uploaded. REQUIRES: no Update of it since.
   void CountCuts(PlanStats* stats) const override;
@@ -61,8 +51,8 @@ class CudaPlanExecutor final : public PlanExecutor {
     CudaEvent copied;
   };
 
-  CudaPlanExecutor(int device, int num_sms, const KernelVariant& variant, const AttentionSpec& spec, const PlanCapacity& capacity,
-                   const PlanSizes& sizes, const MachineModel& machine);
+  CudaPlanExecutor(int device, const KernelVariant& variant, const BackendTraits& traits, const AttentionSpec& spec,
+                   const PlanCapacity& capacity, const PlanSizes& sizes, const MachineModel& machine);
   LoweredView Lowered() const { return {.translator = translator_, .plan = plan_view_, .cost = cost_}; }
   // What device image image_ lacks.
   Status CopyImage(const PrefixForestView& forest, Staging& staging, cudaStream_t stream);
@@ -72,36 +62,36 @@ class CudaPlanExecutor final : public PlanExecutor {
   // To image_, from the same place of a staged image.
   Status Copy(const std::byte* image, size_t offset, size_t bytes, cudaStream_t stream);
   KernelParams MakeParams(const KvLayerView& view, const RunArgs& args) const;
-  // Which of the two serves the plan last uploaded. Either computes any plan, so that with one image a captured graph may hold
-  // either.
-  const KernelVariant& Kernel() const { return translator_.header().side != 0 ? side_variant_ : variant_; }
-  Status LaunchHopper(KernelParams params, const BoundCudaKv& kv, cudaStream_t stream) const;
-  Status LaunchShort(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const;
-  Status LaunchMmaSync(const KernelParams& params, const KvLayerView& view, cudaStream_t stream) const;
+  Status MakeKernels(int num_sms, const ShortDecodeFunctions& short_decode, const ShortDecodeRates& rates);
+  // That runs the plan last uploaded.
+  const Kernel& kernel() const { return *kernels_[static_cast<size_t>(choice_.kernel)]; }
 
   static constexpr int kStagingBuffers = 2;  // uploads in flight
 
-  int device_, num_sms_;
+  // Beside the images: what launches write.
+  struct Workspace {
+    DeviceBuffer states, tickets, counters, folds;
+  };
+
+  int device_;
   const KernelVariant& variant_;
-  const KernelVariant& side_variant_;                                  // for plans with side tiles; the same where there are none
-  const void *short_kernel_ = nullptr, *wide_short_kernel_ = nullptr;  // for short decode steps; null where there is none
+  BackendTraits traits_;
   AttentionSpec spec_;
   PlanCapacity capacity_;
-  PlanSizes sizes_;
   CostModel cost_;
   PlanTranslator translator_;
   PlanView plan_view_;        // that was uploaded last
-  int num_ctas_ = 0;          // of a launch: constant, so that a captured graph serves every plan
-  uint32_t spread_step_ = 0;  // of half of them
+  uint32_t spread_step_ = 0;  // of half of a launch's CTAs
   std::vector<DeviceBuffer> images_;
   int32_t image_ = 0;  // that was written last
-  DeviceBuffer states_, tickets_, counters_, folds_;
+  Workspace workspace_;
+  std::array<std::unique_ptr<Kernel>, kNumKernels> kernels_;  // by KernelId; null: never chosen
   std::array<Staging, kStagingBuffers> staging_;
   int next_staging_ = 0;
   PageRows page_rows_;
   uint64_t revision_ = 0;  // of the plan translated last; 0: unknown
   bool uploaded_ = false;
-  int short_cluster_ = 0;  // of the short kernel that serves the plan last uploaded; 0: none
+  LaunchChoice choice_;  // of the plan last uploaded
 };
 
 }  // namespace coppice::attention::cuda

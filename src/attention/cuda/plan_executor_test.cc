@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/cuda/testing/fake_cuda_runtime.h"
+#include "attention/launch_key.h"
 #include "attention/plan.h"
 #include "attention/plan_units.h"
 #include "attention/testing/plan_test_forest.h"
@@ -47,6 +48,10 @@ constexpr KernelVariant kSideVariant = [] {
 template <class T>
 bool SameBytes(const T* a, const T* b, int64_t count) {
   return std::memcmp(a, b, static_cast<size_t>(count) * sizeof(T)) == 0;
+}
+
+LaunchKey Key(KernelId kernel, uint8_t image, int cluster = 0) {
+  return LaunchKeyOf(image, LaunchChoice{.kernel = kernel, .short_launch = {.cluster = cluster}}.number());
 }
 
 // A planner and an executor with room for edits.
@@ -90,7 +95,9 @@ class Session {
     NotePlan(forest);
   }
   static size_t bytes_copied() { return Runtime().bytes_to_device; }
-  int32_t device_image() const { return executor_->DeviceImage(); }
+  LaunchKey launch_key() const { return executor_->launch_key(); }
+  // Of the persistent kernel.
+  int32_t device_image() const { return launch_key() == Key(KernelId::kPersistent, 1) ? 1 : 0; }
   const PlanExecutor& executor() const { return *executor_; }
   // Of the image that a launch reads.
   std::vector<std::byte> BytesOf(const KernelParams& params) const {
@@ -282,32 +289,33 @@ TEST(PlanExecutor, OfTwoImagesAnUploadWritesTheOther) {
 }
 
 // With one image a captured launch serves every step.
-TEST(PlanExecutor, TheKernelOfShortStepsIsPartOfTheImage) {
-  const auto image_of = [](const TestForest& forest, int32_t device_images) {
+TEST(PlanExecutor, TheKernelOfShortStepsIsPartOfTheKey) {
+  const auto key_of = [](const TestForest& forest, int32_t device_images) {
     Session session(forest, device_images);
     session.Step(forest);
-    return session.device_image();
+    return session.launch_key();
   };
+  const LaunchKey persistent = Key(KernelId::kPersistent, 0);
   TestForest alone;
   alone.AddBranch(kNoParent, 100, 1);
-  EXPECT_EQ(image_of(alone, 2), 2);
+  EXPECT_EQ(key_of(alone, 2), Key(KernelId::kShortDecode, 0, 8));
   EXPECT_EQ(Runtime().cluster, 8u);
-  EXPECT_EQ(image_of(alone, 1), 0);
+  EXPECT_EQ(key_of(alone, 1), persistent);
   TestForest long_one;
   long_one.AddBranch(kNoParent, 3000, 1);
-  EXPECT_EQ(image_of(long_one, 2), 4);
+  EXPECT_EQ(key_of(long_one, 2), Key(KernelId::kShortDecode, 0, 16));
   EXPECT_EQ(Runtime().cluster, 16u);
-  EXPECT_EQ(image_of(long_one, 1), 0);
+  EXPECT_EQ(key_of(long_one, 1), persistent);
   TestForest several;  // queries
   several.AddBranch(kNoParent, 100, 2);
-  EXPECT_EQ(image_of(several, 2), 0);
+  EXPECT_EQ(key_of(several, 2), persistent);
   TestForest longer;
   longer.AddBranch(kNoParent, 5000, 1);
-  EXPECT_EQ(image_of(longer, 2), 0);
+  EXPECT_EQ(key_of(longer, 2), persistent);
   TestForest sharing;
   const int32_t root = sharing.AddNode(kNoParent, 8192);
   for (int i = 0; i < 20; ++i) sharing.AddBranch(root, 10, 1);
-  EXPECT_EQ(image_of(sharing, 2), 0);
+  EXPECT_EQ(key_of(sharing, 2), persistent);
 }
 
 TEST(PlanExecutor, SaysThatAShortStepHasAKernelOfItsOwn) {
@@ -328,7 +336,7 @@ TEST(PlanExecutor, SaysThatAShortStepHasAKernelOfItsOwn) {
 }
 
 // So that a captured launch has the kernel that the plan's tasks were laid out for.
-TEST(PlanExecutor, TheKernelWithSideTilesIsPartOfTheImage) {
+TEST(PlanExecutor, TheKernelWithSideTilesIsPartOfTheKey) {
   static const KernelVariant variant = [] {
     KernelVariant both = kVariant;
     both.side = &kSideVariant;
@@ -342,16 +350,16 @@ TEST(PlanExecutor, TheKernelWithSideTilesIsPartOfTheImage) {
   for (const int32_t images : {1, 2}) {
     Session session(hybrid, images, variant);
     session.Step(decoding);
-    EXPECT_EQ(session.device_image(), 0);
+    EXPECT_EQ(session.launch_key(), Key(KernelId::kPersistent, 0));
     hybrid.version = decoding.version + 1;
     session.Step(hybrid);
-    EXPECT_EQ(session.device_image(), images == 1 ? 0 : 7);
+    EXPECT_EQ(session.launch_key(), images == 1 ? Key(KernelId::kPersistent, 0) : Key(KernelId::kPersistentWithSide, 1));
     session.Step(hybrid);
-    EXPECT_EQ(session.device_image(), images == 1 ? 0 : 6);
+    EXPECT_EQ(session.launch_key(), images == 1 ? Key(KernelId::kPersistent, 0) : Key(KernelId::kPersistentWithSide, 0));
   }
   Session without(hybrid, 2);
   without.Step(hybrid);
-  EXPECT_EQ(without.device_image(), 0);
+  EXPECT_EQ(without.launch_key(), Key(KernelId::kPersistent, 0));
 }
 
 TEST(PlanExecutor, AnUploadThatFailedIsMadeUpFor) {

@@ -1,8 +1,8 @@
-// The kernel of short_decode.h. A cluster takes a query under one kv head; its CTAs divide the tokens, the warps of a CTA those and
-// the query heads of the group, the lanes of a warp a few tokens at once and the elements of a head. Each lane keeps a softmax
-// state (attention/softmax_state.h) of its tokens; states meet in the warp, then in the CTA's memory, then in the cluster's, each
-// time in one order: equal steps give equal bits. KV is read once from memory for all heads of a group but those beyond kHeads,
-// whose warps read it from the L1. Layer: attention/cuda.
+// The kernel of short decode steps (kernels/short_decode.h). A cluster takes a query under one kv head; its CTAs divide the tokens,
+// the warps of a CTA those and the query heads of the group, the lanes of a warp a few tokens at once and the elements of a head.
+// Each lane keeps a softmax state (attention/softmax_state.h) of its tokens; states meet in the warp, then in the CTA's memory,
+// then in the cluster's, each time in one order: equal steps give equal bits. KV is read once from memory for all heads of a group
+// but those beyond kHeads, whose warps read it from the L1. Layer: attention/cuda.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -11,7 +11,8 @@
 
 #include <cstdint>
 
-#include "attention/cuda/short_decode.h"
+#include "attention/cuda/kernels/short_decode_params.h"
+#include "attention/cuda/lower/short_steps.h"
 
 namespace coppice::attention::cuda::short_decode {
 

@@ -8,8 +8,8 @@
 
 #include "attention/cuda/deterministic_fold.cuh"
 #include "attention/cuda/merge.cuh"
-#include "attention/cuda/ptx.cuh"
 #include "attention/cuda/sm80_config.h"
+#include "core/cuda/ptx.cuh"
 
 namespace coppice::attention::cuda {
 

@@ -29,7 +29,7 @@ void ItemLowering::SplitRanges() {
     const NodePlan& node = shares_.node(n);
     const int32_t p = forest_->parent[n];
     const int32_t above = p == kNoParent ? 0 : contributions_to_[p];
-    RangeCuts& cuts = cuts_[n] = {};
+    RangeCuts& cuts = owners_.cuts[n] = {};
     Needs needs;
     if (shares_.range(n).rows > 0) {
       cuts.contributions_above = above;
@@ -46,7 +46,7 @@ void ItemLowering::SplitRanges() {
     if (contributions != std::exchange(contributions_to_[n], contributions)) changes_->MarkChildren(n);
     for (int32_t b : forest_->BranchesAt(n)) {
       tiles_.ForEachTile(b, [&](const RowTile& tile) {
-        RangeCuts& own = cuts_[tile.owner] = {};
+        RangeCuts& own = owners_.cuts[tile.owner] = {};
         own.contributions_above = contributions;
         if (shares_.range(tile.owner).rows > 0) ShapeOwner(tile.owner);
         const int32_t total = contributions + own.pieces;
@@ -62,7 +62,7 @@ void ItemLowering::SplitRanges() {
 }
 
 ItemLowering::Needs ItemLowering::NeedsOf(int32_t owner) const {
-  const RangeCuts& cuts = cuts_[owner];
+  const RangeCuts& cuts = owners_.cuts[owner];
   if (cuts.pieces == 0) return {};
   const ShareRange& range = shares_.range(owner);
   const Load load = costs_.Of(range, cuts.row_groups, cuts.pieces);
@@ -81,8 +81,8 @@ ItemLowering::Needs ItemLowering::NeedsOf(int32_t owner) const {
 }
 
 void ItemLowering::SetNeeds(int32_t owner, const Needs& needs) {
-  total_needs_ -= needs_[owner];
-  needs_[owner] = needs;
+  total_needs_ -= owners_.needs[owner];
+  owners_.needs[owner] = needs;
   total_needs_ += needs;
 }
 
@@ -105,7 +105,7 @@ void ItemLowering::ShapeOwner(int32_t owner) {
   const BackendTraits& traits = problem_.traits;
   const int32_t num_kv_heads = problem_.spec.num_kv_heads;
   const ShareRange& range = shares_.range(owner);
-  RangeCuts& cuts = cuts_[owner];
+  RangeCuts& cuts = owners_.cuts[owner];
   const int32_t tokens = range.planned_tokens();
   const RowCosts& all_rows = costs_.Of(range.rows);
   // Of one head on one worker. Where steps are sums, what the step counts: tokens that others read too come from the cache.
@@ -133,7 +133,7 @@ void ItemLowering::ShapeOwner(int32_t owner) {
     ForEachRowGroup(owner, cuts.group_rows, [&](const RowGroup&) { ++cuts.row_groups; });
   }
   if (traits.cuts_kv) {  // its lowering cuts blocks of rows, puts heads together, and outside deterministic mode cuts along KV
-    heads_per_task_[owner] = 1;
+    owners_.heads_per_task[owner] = 1;
     const bool cut = problem_.spec.deterministic && pressure_ < kMaxPressure;
     CutRange(owner, cut ? costs_.PiecesToLower(range.rows, tokens, grain_ns_) : 1);
     return;
@@ -148,14 +148,14 @@ void ItemLowering::ShapeOwner(int32_t owner) {
   const double least = kMinTaskStarts * cost.task_fixed_ns();
   const int32_t heads = least <= piece_ns ? 1 : static_cast<int32_t>(std::min(least / piece_ns + 1, grain_ns_ / piece_ns));
   const int32_t most = traits.max_heads_per_task > 0 ? std::min(traits.max_heads_per_task, num_kv_heads) : num_kv_heads;
-  heads_per_task_[owner] = std::clamp(heads, 1, most);
+  owners_.heads_per_task[owner] = std::clamp(heads, 1, most);
 }
 
 // Cuts at absolute multiples: of the KV tile, or where deterministic mode allows (plan.h, (a) to (d)).
 void ItemLowering::CutRange(int32_t owner, int32_t pieces) {
   const BackendTraits& traits = problem_.traits;
   const ShareRange& range = shares_.range(owner);
-  RangeCuts& cuts = cuts_[owner];
+  RangeCuts& cuts = owners_.cuts[owner];
   cuts.unit_pieces = 0;
   if (!problem_.spec.deterministic) {
     cuts.pieces = 1;
@@ -174,7 +174,7 @@ void ItemLowering::CutRange(int32_t owner, int32_t pieces) {
 }
 
 int32_t ItemLowering::PieceBegin(int32_t owner, int32_t piece) const {
-  return cuts_[owner].PieceBegin(shares_.range(owner).begin, problem_.share_unit, piece);
+  return owners_.cuts[owner].PieceBegin(shares_.range(owner).begin, problem_.share_unit, piece);
 }
 
 }  // namespace coppice::attention

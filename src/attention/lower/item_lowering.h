@@ -53,19 +53,19 @@ class ItemLowering {
 
   // What came of it.
   PlanView View() const;
-  const RangeCuts& cuts(int32_t owner) const { return cuts_[owner]; }
-  int32_t heads_per_task(int32_t owner) const { return heads_per_task_[owner]; }
+  const RangeCuts& cuts(int32_t owner) const { return owners_.cuts[owner]; }
+  int32_t heads_per_task(int32_t owner) const { return owners_.heads_per_task[owner]; }
   double grain_ns() const { return grain_ns_; }
-  int32_t num_items() const { return num_compute_ + num_bandwidth_; }
+  int32_t num_items() const { return queues_.num_compute + queues_.num_bandwidth; }
   int32_t sets_laid_out() const { return sets_laid_out_; }  // for the last forest
   Load TotalLoad() const;
 
   // What Stats counts, kept with every change. Tokens are sums over branches: a constant, and so many times the branch's length.
-  std::span<const int32_t> open_reads() const { return open_reads_; }  // [B] items that read to its end
-  int64_t closed_reads() const { return closed_reads_; }               // what items read, an open end taken as 0
-  bool reads_ahead() const { return reads_ahead_; }                    // an item begins or ends past its branch's length
-  int64_t set_contributions() const { return set_contributions_; }     // of sets in use
-  int64_t merged_state_rows() const { return merged_state_rows_; }     // rows of partial states that are folded
+  std::span<const int32_t> open_reads() const { return totals_.open_reads; }  // [B] items that read to its end
+  int64_t closed_reads() const { return totals_.closed_reads; }               // what items read, an open end taken as 0
+  bool reads_ahead() const { return totals_.reads_ahead; }                    // an item begins or ends past its branch's length
+  int64_t set_contributions() const { return totals_.set_contributions; }     // of sets in use
+  int64_t merged_state_rows() const { return totals_.merged_state_rows; }     // rows of partial states that are folded
 
  private:
   // A range as it was laid out.
@@ -104,6 +104,45 @@ class ItemLowering {
     int32_t first_member = 0, num_members = 0;
     int32_t first_row = 0, rows = 0;
   };
+  struct OwnerWork {            // [owners]
+    std::span<RangeCuts> cuts;  // as wanted
+    std::span<int32_t> heads_per_task;
+    std::span<LaidOut> laid_out;
+    std::span<Needs> needs;
+    std::span<Blocks> blocks;
+    std::span<uint8_t> relaid;  // that were laid out again
+  };
+  struct SetWork {                // [sets]
+    std::span<int32_t> capacity;  // slots of its contribution block
+    std::span<uint8_t> touched;   // needs all its contributions again
+  };
+  struct Pools {
+    BlockPool items, members, contributions, states;
+  };
+  struct List {
+    std::span<WorkItem> items;
+    std::span<int32_t> members;
+    std::span<Contribution> contributions;
+  };
+  struct Queues {
+    std::span<int32_t> class_begin;  // time classes of their counting sort
+    std::span<uint16_t> item_class;  // [items] theirs
+    std::span<int32_t> compute, bandwidth;
+    int32_t num_compute = 0, num_bandwidth = 0;
+  };
+  // PlanView::changed_items and changed_sets.
+  struct Told {
+    std::span<int32_t> items, sets;
+    std::span<uint8_t> is_told;  // [sets] among the changed ones
+    int32_t num_items = 0, num_sets = 0;
+  };
+  // What Stats counts: the accessors above say how.
+  struct Totals {
+    std::span<int32_t> open_reads;
+    int64_t closed_reads = 0;
+    bool reads_ahead = false;
+    int64_t set_contributions = 0, merged_state_rows = 0;
+  };
 
   // cuts.cc
   void SetGrain();
@@ -139,35 +178,19 @@ class ItemLowering {
   PlanChanges* changes_ = nullptr;
   int32_t pressure_ = 0;
 
-  std::span<RangeCuts> cuts_;            // [owners] as wanted
-  std::span<int32_t> heads_per_task_;    // [owners]
-  std::span<LaidOut> laid_out_;          // [owners]
-  std::span<Needs> needs_;               // [owners]
-  std::span<Blocks> blocks_;             // [owners]
-  std::span<uint8_t> relaid_;            // [owners] that were laid out again
+  OwnerWork owners_;
   std::span<int32_t> contributions_to_;  // [N] of sets below, up to and including this node
   std::span<int32_t> touched_below_;     // [N] of marked nodes: touched sets of their subtrees
-  std::span<int32_t> set_capacity_;      // [sets] slots of its contribution block
-  std::span<uint8_t> set_touched_;       // [sets] needs all its contributions again
+  SetWork sets_;
   double grain_ns_ = 0;
   Needs total_needs_;
   int32_t sets_laid_out_ = 0;
 
-  BlockPool item_pool_, member_pool_, contribution_pool_, state_pool_;
-  std::span<WorkItem> items_;
-  std::span<int32_t> members_;
-  std::span<Contribution> contributions_;
-  std::span<int32_t> class_begin_;  // time classes of the queues' counting sort
-  std::span<uint16_t> item_class_;  // [items] theirs
-  std::span<int32_t> compute_queue_, bandwidth_queue_;
-  int32_t num_compute_ = 0, num_bandwidth_ = 0;
-  std::span<int32_t> changed_items_, changed_sets_;  // see PlanView
-  std::span<uint8_t> set_told_;                      // [sets] among the changed ones
-  int32_t num_changed_items_ = 0, num_changed_sets_ = 0;
-  std::span<int32_t> open_reads_;
-  int64_t closed_reads_ = 0;
-  bool reads_ahead_ = false;
-  int64_t set_contributions_ = 0, merged_state_rows_ = 0;
+  Pools pools_;
+  List list_;
+  Queues queues_;
+  Told told_;
+  Totals totals_;
 };
 
 template <class F>

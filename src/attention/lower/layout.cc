@@ -24,67 +24,67 @@ int32_t TimeClass(uint32_t ns) {
 void ItemLowering::Layout(Arena& arena) {
   const PlanSizes& sizes = problem_.sizes;
   const int32_t num_nodes = problem_.capacity.max_nodes, num_owners = problem_.num_owners(), num_sets = sizes.max_merge_sets;
-  cuts_ = arena.Take<RangeCuts>(num_owners);
-  heads_per_task_ = arena.Take<int32_t>(num_owners);
-  laid_out_ = arena.Take<LaidOut>(num_owners);
-  needs_ = arena.Take<Needs>(num_owners);
-  blocks_ = arena.Take<Blocks>(num_owners);
-  relaid_ = arena.Take<uint8_t>(num_owners);
+  owners_.cuts = arena.Take<RangeCuts>(num_owners);
+  owners_.heads_per_task = arena.Take<int32_t>(num_owners);
+  owners_.laid_out = arena.Take<LaidOut>(num_owners);
+  owners_.needs = arena.Take<Needs>(num_owners);
+  owners_.blocks = arena.Take<Blocks>(num_owners);
+  owners_.relaid = arena.Take<uint8_t>(num_owners);
   contributions_to_ = arena.Take<int32_t>(num_nodes);
   touched_below_ = arena.Take<int32_t>(num_nodes);
-  set_capacity_ = arena.Take<int32_t>(num_sets);
-  set_touched_ = arena.Take<uint8_t>(num_sets);
-  item_pool_.Layout(arena, sizes.max_items);
-  member_pool_.Layout(arena, sizes.max_members);
-  contribution_pool_.Layout(arena, sizes.max_contributions);
-  state_pool_.Layout(arena, sizes.max_states / problem_.spec.num_kv_heads);
-  items_ = arena.Take<WorkItem>(sizes.max_items);
-  members_ = arena.Take<int32_t>(sizes.max_members);
-  contributions_ = arena.Take<Contribution>(sizes.max_contributions);
-  class_begin_ = arena.Take<int32_t>(2 * kNumClasses);
-  item_class_ = arena.Take<uint16_t>(sizes.max_items);
-  compute_queue_ = arena.Take<int32_t>(sizes.max_items);
-  bandwidth_queue_ = arena.Take<int32_t>(sizes.max_items);
-  changed_items_ = arena.Take<int32_t>(sizes.max_items);
-  changed_sets_ = arena.Take<int32_t>(num_sets);
-  set_told_ = arena.Take<uint8_t>(num_sets);
-  open_reads_ = arena.Take<int32_t>(problem_.capacity.max_branches);
+  sets_.capacity = arena.Take<int32_t>(num_sets);
+  sets_.touched = arena.Take<uint8_t>(num_sets);
+  pools_.items.Layout(arena, sizes.max_items);
+  pools_.members.Layout(arena, sizes.max_members);
+  pools_.contributions.Layout(arena, sizes.max_contributions);
+  pools_.states.Layout(arena, sizes.max_states / problem_.spec.num_kv_heads);
+  list_.items = arena.Take<WorkItem>(sizes.max_items);
+  list_.members = arena.Take<int32_t>(sizes.max_members);
+  list_.contributions = arena.Take<Contribution>(sizes.max_contributions);
+  queues_.class_begin = arena.Take<int32_t>(2 * kNumClasses);
+  queues_.item_class = arena.Take<uint16_t>(sizes.max_items);
+  queues_.compute = arena.Take<int32_t>(sizes.max_items);
+  queues_.bandwidth = arena.Take<int32_t>(sizes.max_items);
+  told_.items = arena.Take<int32_t>(sizes.max_items);
+  told_.sets = arena.Take<int32_t>(num_sets);
+  told_.is_told = arena.Take<uint8_t>(num_sets);
+  totals_.open_reads = arena.Take<int32_t>(problem_.capacity.max_branches);
 }
 
 void ItemLowering::Begin() {
-  for (const int32_t set : changed_sets_.first(num_changed_sets_)) set_told_[set] = 0;
-  num_changed_items_ = num_changed_sets_ = 0;
+  for (const int32_t set : told_.sets.first(told_.num_sets)) told_.is_told[set] = 0;
+  told_.num_items = told_.num_sets = 0;
 }
 
 PlanView ItemLowering::View() const {
   return {.spec = problem_.spec,
           .page_size = problem_.capacity.page_size,
-          .items = items_.first(item_pool_.used()),
-          .members = members_.first(member_pool_.used()),
+          .items = list_.items.first(pools_.items.used()),
+          .members = list_.members.first(pools_.members.used()),
           .merge_sets = tiles_.sets(),
-          .contributions = contributions_.first(contribution_pool_.used()),
-          .compute_queue = compute_queue_.first(num_compute_),
-          .bandwidth_queue = bandwidth_queue_.first(num_bandwidth_),
-          .num_states = state_pool_.used() * problem_.spec.num_kv_heads,
-          .changed_items = changed_items_.first(num_changed_items_),
-          .changed_sets = changed_sets_.first(num_changed_sets_)};
+          .contributions = list_.contributions.first(pools_.contributions.used()),
+          .compute_queue = queues_.compute.first(queues_.num_compute),
+          .bandwidth_queue = queues_.bandwidth.first(queues_.num_bandwidth),
+          .num_states = pools_.states.used() * problem_.spec.num_kv_heads,
+          .changed_items = told_.items.first(told_.num_items),
+          .changed_sets = told_.sets.first(told_.num_sets)};
 }
 
 void ItemLowering::Clear() {
-  std::ranges::fill(items_.first(item_pool_.used()), WorkItem{});  // blocks have slots that no item takes
-  item_pool_.Clear();
-  member_pool_.Clear();
-  contribution_pool_.Clear();
-  state_pool_.Clear();
-  std::ranges::fill(laid_out_, LaidOut{});
-  std::ranges::fill(blocks_, Blocks{});
-  std::ranges::fill(set_capacity_, 0);
-  num_changed_items_ = 0;  // all are laid out again, and told
+  std::ranges::fill(list_.items.first(pools_.items.used()), WorkItem{});  // blocks have slots that no item takes
+  pools_.items.Clear();
+  pools_.members.Clear();
+  pools_.contributions.Clear();
+  pools_.states.Clear();
+  std::ranges::fill(owners_.laid_out, LaidOut{});
+  std::ranges::fill(owners_.blocks, Blocks{});
+  std::ranges::fill(sets_.capacity, 0);
+  told_.num_items = 0;  // all are laid out again, and told
 }
 
 void ItemLowering::RetireOwner(int32_t owner) {
   FreeBlocks(owner);
-  cuts_[owner] = {};
+  owners_.cuts[owner] = {};
   if (!problem_.IsTile(owner)) contributions_to_[owner] = 0;
   SetNeeds(owner, {});
 }
@@ -94,8 +94,8 @@ void ItemLowering::RetireSets(int32_t branch) {
     const MergeSet& merge_set = tiles_.sets()[set];
     CountContributions(merge_set, -1);
     RetireOwner(problem_.TileOwner(set));
-    contribution_pool_.Free(merge_set.contribution_begin, set_capacity_[set]);
-    set_capacity_[set] = 0;
+    pools_.contributions.Free(merge_set.contribution_begin, sets_.capacity[set]);
+    sets_.capacity[set] = 0;
     TellSet(set);
   });
 }
@@ -103,15 +103,15 @@ void ItemLowering::RetireSets(int32_t branch) {
 // Lays out every owner whose work changed and refreshes the flags and times of marked ones.
 bool ItemLowering::LayOut() {
   sets_laid_out_ = 0;
-  std::ranges::fill(set_touched_, 0);
+  std::ranges::fill(sets_.touched, 0);
   // Give back first, so that the new layout finds room.
   const auto give_back = [&](int32_t owner, bool members_changed) {
-    relaid_[owner] = members_changed || !(AsCut(owner) == laid_out_[owner]);
-    if (relaid_[owner]) FreeBlocks(owner);
+    owners_.relaid[owner] = members_changed || !(AsCut(owner) == owners_.laid_out[owner]);
+    if (owners_.relaid[owner]) FreeBlocks(owner);
   };
   changes_->ForEach([&](int32_t n) {
     touched_below_[n] = 0;
-    give_back(n, changes_->members_changed(n) && cuts_[n].pieces > 0);
+    give_back(n, changes_->members_changed(n) && owners_.cuts[n].pieces > 0);
     for (int32_t b : forest_->BranchesAt(n)) {
       tiles_.ForEachTile(b, [&](const RowTile& tile) { give_back(tile.owner, changes_->branch_changed(b)); });
     }
@@ -122,9 +122,9 @@ bool ItemLowering::LayOut() {
     for (int32_t b : forest_->BranchesAt(n)) {
       tiles_.ForEachTile(b, [&](const RowTile& tile) {
         fits = fits && EmitOwner(tile.owner);
-        const int32_t total = contributions_to_[n] + cuts_[tile.owner].pieces;
+        const int32_t total = contributions_to_[n] + owners_.cuts[tile.owner].pieces;
         tiles_.ForEachSet(tile.first_set, tile.num_sets, [&](int32_t set) {
-          if (!changes_->branch_changed(b) && set_capacity_[set] == total) return;
+          if (!changes_->branch_changed(b) && sets_.capacity[set] == total) return;
           fits = fits && ReserveContributions(set, total);
           ++touched_below_[n];
         });
@@ -137,39 +137,39 @@ bool ItemLowering::LayOut() {
 
 ItemLowering::LaidOut ItemLowering::AsCut(int32_t owner) const {
   const ShareRange& range = shares_.range(owner);
-  return {.begin = range.begin, .end = range.end, .rows = range.rows, .num_sets = range.num_sets, .cuts = cuts_[owner]};
+  return {.begin = range.begin, .end = range.end, .rows = range.rows, .num_sets = range.num_sets, .cuts = owners_.cuts[owner]};
 }
 
 void ItemLowering::FreeBlocks(int32_t owner) {
-  Blocks& blocks = blocks_[owner];
-  std::ranges::fill(items_.subspan(blocks.items, blocks.num_items), WorkItem{});
-  item_pool_.Free(blocks.items, blocks.num_items);
-  member_pool_.Free(blocks.members, blocks.num_members);
-  state_pool_.Free(blocks.states, blocks.num_states);
+  Blocks& blocks = owners_.blocks[owner];
+  std::ranges::fill(list_.items.subspan(blocks.items, blocks.num_items), WorkItem{});
+  pools_.items.Free(blocks.items, blocks.num_items);
+  pools_.members.Free(blocks.members, blocks.num_members);
+  pools_.states.Free(blocks.states, blocks.num_states);
   blocks = {};
-  laid_out_[owner] = {};
+  owners_.laid_out[owner] = {};
 }
 
 bool ItemLowering::EmitOwner(int32_t owner) {
-  const RangeCuts& cuts = cuts_[owner];
+  const RangeCuts& cuts = owners_.cuts[owner];
   if (cuts.pieces == 0) return true;
   const ShareRange& range = shares_.range(owner);
-  const int32_t num_kv_heads = problem_.spec.num_kv_heads, heads_per_task = heads_per_task_[owner];
-  Blocks& blocks = blocks_[owner];
-  if (laid_out_[owner].cuts.pieces == 0) {
+  const int32_t num_kv_heads = problem_.spec.num_kv_heads, heads_per_task = owners_.heads_per_task[owner];
+  Blocks& blocks = owners_.blocks[owner];
+  if (owners_.laid_out[owner].cuts.pieces == 0) {
     const Blocks wanted{.num_items = cuts.num_items(),
                         .num_members = range.num_sets,
                         .num_states = cuts.writes_states ? cuts.pieces * range.rows : 0};
-    const int32_t items = item_pool_.Allocate(wanted.num_items);
-    const int32_t members = member_pool_.Allocate(wanted.num_members);
-    const int32_t states = state_pool_.Allocate(wanted.num_states);
+    const int32_t items = pools_.items.Allocate(wanted.num_items);
+    const int32_t members = pools_.members.Allocate(wanted.num_members);
+    const int32_t states = pools_.states.Allocate(wanted.num_states);
     if (items == BlockPool::kNone || members == BlockPool::kNone || states == BlockPool::kNone) return false;
     blocks = wanted;
     blocks.items = items, blocks.members = members, blocks.states = states;
-    int32_t* member = members_.data() + members;
+    int32_t* member = list_.members.data() + members;
     ForEachMember(owner, [&](int32_t set) { *member++ = set; });
   }
-  laid_out_[owner] = AsCut(owner);
+  owners_.laid_out[owner] = AsCut(owner);
   int32_t k = 0;
   ForEachRowGroup(owner, cuts.group_rows, [&](const RowGroup& group) {
     for (int32_t piece = 0; piece < cuts.pieces; ++piece) {
@@ -178,9 +178,9 @@ bool ItemLowering::EmitOwner(int32_t owner) {
       const int32_t tokens = std::max(0, (last ? range.planned_end : end) - begin);
       const double ns = tokens * costs_.Of(group.rows).token_ns * heads_per_task + problem_.cost.task_fixed_ns();
       const int32_t id = blocks.items + piece * cuts.row_groups + k;
-      WorkItem& item = items_[id];
+      WorkItem& item = list_.items[id];
       const uint8_t flags = FlagsOf(range, begin, end);
-      if (relaid_[owner] || item.flags != flags || item.page_row != group.branch) changed_items_[num_changed_items_++] = id;
+      if (owners_.relaid[owner] || item.flags != flags || item.page_row != group.branch) told_.items[told_.num_items++] = id;
       item = {.kind = problem_.cost.KindOf(group.rows),
               .flags = flags,
               .heads_per_task = static_cast<uint16_t>(heads_per_task),
@@ -209,29 +209,29 @@ uint8_t ItemLowering::FlagsOf(const ShareRange& range, int32_t begin, int32_t en
 
 bool ItemLowering::ReserveContributions(int32_t set, int32_t count) {
   MergeSet& merge_set = tiles_.sets()[set];
-  if (BlockPool::Rounded(count) != BlockPool::Rounded(set_capacity_[set])) {
-    contribution_pool_.Free(merge_set.contribution_begin, set_capacity_[set]);
-    set_capacity_[set] = 0;
-    merge_set.contribution_begin = contribution_pool_.Allocate(count);
+  if (BlockPool::Rounded(count) != BlockPool::Rounded(sets_.capacity[set])) {
+    pools_.contributions.Free(merge_set.contribution_begin, sets_.capacity[set]);
+    sets_.capacity[set] = 0;
+    merge_set.contribution_begin = pools_.contributions.Allocate(count);
     if (merge_set.contribution_begin == BlockPool::kNone) return false;
   }
-  set_capacity_[set] = count;
+  sets_.capacity[set] = count;
   CountContributions(merge_set, -1);
   merge_set.contribution_count = count;
   CountContributions(merge_set, 1);
-  set_touched_[set] = 1;
+  sets_.touched[set] = 1;
   TellSet(set);
   return true;
 }
 
 void ItemLowering::TellSet(int32_t set) {
-  if (std::exchange(set_told_[set], uint8_t{1}) == 0) changed_sets_[num_changed_sets_++] = set;
+  if (std::exchange(told_.is_told[set], uint8_t{1}) == 0) told_.sets[told_.num_sets++] = set;
 }
 
 void ItemLowering::CountContributions(const MergeSet& set, int32_t sign) {
-  set_contributions_ += sign * set.contribution_count;
+  totals_.set_contributions += sign * set.contribution_count;
   if (set.contribution_count > 1) {
-    merged_state_rows_ += int64_t{sign} * set.query_count * problem_.spec.group_size() * set.contribution_count;
+    totals_.merged_state_rows += int64_t{sign} * set.query_count * problem_.spec.group_size() * set.contribution_count;
   }
 }
 
@@ -243,7 +243,7 @@ void ItemLowering::FillContributions() {
   });
   int32_t counted_to = 0;  // position up to which the branches' sets were counted as laid out
   changes_->ForEach([&](int32_t n) {
-    const bool relaid = relaid_[n] && cuts_[n].pieces > 0;
+    const bool relaid = owners_.relaid[n] && owners_.cuts[n].pieces > 0;
     if (relaid && forest_->first_member[n] >= counted_to) {
       sets_laid_out_ += shares_.node(n).num_sets;
       counted_to = forest_->last_member[n];
@@ -252,13 +252,13 @@ void ItemLowering::FillContributions() {
     for (int32_t b : forest_->BranchesAt(n)) {
       int32_t rewritten = 0;
       tiles_.ForEachTile(b, [&](const RowTile& tile) {
-        const bool all = relaid_[tile.owner];
+        const bool all = owners_.relaid[tile.owner];
         FillOwner(tile.owner, all);
         if (all) {
           rewritten += tile.num_sets;
           return;
         }
-        tiles_.ForEachSet(tile.first_set, tile.num_sets, [&](int32_t set) { rewritten += set_touched_[set]; });
+        tiles_.ForEachSet(tile.first_set, tile.num_sets, [&](int32_t set) { rewritten += sets_.touched[set]; });
       });
       if (forest_->first_member[n] >= counted_to) sets_laid_out_ += rewritten;
     }
@@ -266,13 +266,13 @@ void ItemLowering::FillContributions() {
 }
 
 void ItemLowering::FillOwner(int32_t owner, bool all_members) {
-  const RangeCuts& cuts = cuts_[owner];
-  const int32_t first_item = blocks_[owner].items;
+  const RangeCuts& cuts = owners_.cuts[owner];
+  const int32_t first_item = owners_.blocks[owner].items;
   if (cuts.pieces == 0) return;
   const std::span<const MergeSet> sets = tiles_.sets();
   for (int32_t group = 0; group < cuts.row_groups; ++group) {
-    const WorkItem& first = items_[first_item + group];
-    const std::span<const int32_t> members = members_.subspan(first.member_begin, first.member_count);
+    const WorkItem& first = list_.items[first_item + group];
+    const std::span<const int32_t> members = list_.members.subspan(first.member_begin, first.member_count);
     int32_t rows = shares_.range(owner).rows;
     if (cuts.row_groups > 1) {
       rows = 0;
@@ -280,12 +280,12 @@ void ItemLowering::FillOwner(int32_t owner, bool all_members) {
     }
     int32_t row = 0;
     for (int32_t set : members) {
-      if (all_members || set_touched_[set]) {
-        Contribution* contribution = &contributions_[sets[set].contribution_begin + cuts.contributions_above];
+      if (all_members || sets_.touched[set]) {
+        Contribution* contribution = &list_.contributions[sets[set].contribution_begin + cuts.contributions_above];
         for (int32_t piece = 0; piece < cuts.pieces; ++piece) {
           const int32_t item = first_item + piece * cuts.row_groups + group;
           *contribution++ = {
-              .state_begin = cuts.writes_states ? items_[item].state_begin + row : -1, .head_stride = rows, .item = item};
+              .state_begin = cuts.writes_states ? list_.items[item].state_begin + row : -1, .head_stride = rows, .item = item};
         }
       }
       row += tiles_.RowsOf(set);
@@ -295,39 +295,40 @@ void ItemLowering::FillOwner(int32_t owner, bool all_members) {
 
 // Longest predicted first, to within a class of 6 %; a counting sort keeps it linear.
 void ItemLowering::FillQueues() {
-  std::ranges::fill(class_begin_, 0);
-  std::ranges::fill(open_reads_, 0);
-  closed_reads_ = 0;
-  reads_ahead_ = false;
-  const std::span<const WorkItem> items = items_.first(item_pool_.used());
+  std::ranges::fill(queues_.class_begin, 0);
+  std::ranges::fill(totals_.open_reads, 0);
+  totals_.closed_reads = 0;
+  totals_.reads_ahead = false;
+  const std::span<const WorkItem> items = list_.items.first(pools_.items.used());
   for (size_t i = 0; i < items.size(); ++i) {
     const WorkItem& item = items[i];
     if (item.member_count == 0) {
-      item_class_[i] = kNoClass;
+      queues_.item_class[i] = kNoClass;
       continue;
     }
     const int32_t offset = item.kind == ItemKind::kDenseTile ? 0 : kNumClasses;
-    item_class_[i] = static_cast<uint16_t>(offset + kNumClasses - 1 - TimeClass(item.predicted_ns));
-    ++class_begin_[item_class_[i]];
+    queues_.item_class[i] = static_cast<uint16_t>(offset + kNumClasses - 1 - TimeClass(item.predicted_ns));
+    ++queues_.class_begin[queues_.item_class[i]];
     CountRead(item);
   }
   int32_t total = 0;
-  for (size_t i = 0; i < class_begin_.size(); ++i) {
-    if (i == kNumClasses) num_compute_ = std::exchange(total, 0);
-    total += std::exchange(class_begin_[i], total);
+  for (size_t i = 0; i < queues_.class_begin.size(); ++i) {
+    if (i == kNumClasses) queues_.num_compute = std::exchange(total, 0);
+    total += std::exchange(queues_.class_begin[i], total);
   }
-  num_bandwidth_ = total;
+  queues_.num_bandwidth = total;
   for (size_t i = 0; i < items.size(); ++i) {
-    if (item_class_[i] == kNoClass) continue;
-    (item_class_[i] < kNumClasses ? compute_queue_ : bandwidth_queue_)[class_begin_[item_class_[i]]++] = static_cast<int32_t>(i);
+    if (queues_.item_class[i] == kNoClass) continue;
+    (queues_.item_class[i] < kNumClasses ? queues_.compute : queues_.bandwidth)[queues_.class_begin[queues_.item_class[i]]++] =
+        static_cast<int32_t>(i);
   }
 }
 
 inline void ItemLowering::CountRead(const WorkItem& item) {
   const bool open = item.kv_end == kLive;
-  open_reads_[item.page_row] += open;
-  closed_reads_ += open ? -item.kv_begin : std::max(0, item.kv_end - item.kv_begin);
-  reads_ahead_ |= (open ? item.kv_begin : item.kv_end) > forest_->kv_len[item.page_row];
+  totals_.open_reads[item.page_row] += open;
+  totals_.closed_reads += open ? -item.kv_begin : std::max(0, item.kv_end - item.kv_begin);
+  totals_.reads_ahead |= (open ? item.kv_begin : item.kv_end) > forest_->kv_len[item.page_row];
 }
 
 }  // namespace coppice::attention

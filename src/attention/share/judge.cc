@@ -12,7 +12,7 @@ namespace {
 // know less than cuts.
 constexpr double kLeastStepGain = 0.91, kLeastGainAsCut = 0.93;
 // Outside these parts of it the sums alone decide, but for steps of so few branches and nodes, which are cut as soon as they are
-// added up: they are short, and latencies are most of their time.
+// added up: they are short, and latencies are most of their time. So are those that may have a kernel of their own.
 struct Bounds {
   double pays, pays_not;
 };
@@ -98,7 +98,9 @@ void SharePlan::JudgeStep() {
   if (problem_.JudgesSteps()) {
     // Its cuts depend on more than the step's items.
     if (problem_.spec.deterministic) wanted_.as_cut_ns = unshared_.as_cut_ns = 0;
-    judged_as_cut_ = pricer_ != nullptr && forest_->ActiveBranches().size() + forest_->Preorder().size() <= kFewRanges;
+    const size_t branches = forest_->ActiveBranches().size();
+    const bool is_short = branches > 0 && static_cast<int32_t>(branches) <= problem_.traits.short_step_queries;
+    judged_as_cut_ = pricer_ != nullptr && (is_short || branches + forest_->Preorder().size() <= kFewRanges);
     if (problem_.optional && wanted_.shape.merges > 0) pays = WantedStepPays();
     step_ns_ = StepNs(pays ? wanted_ : unshared_);
   }

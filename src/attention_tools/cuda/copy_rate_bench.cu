@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "attention/cuda/device_memory.h"
-#include "attention/cuda/ptx.cuh"
 #include "attention_tools/cuda/mix.cuh"
 #include "core/check.h"
+#include "core/cuda/ptx.cuh"
 #include "core/cuda/tensor_map_encoder.h"
 
 namespace coppice::attention::cuda::bench {

@@ -6,11 +6,11 @@
 
 #include <cstdint>
 
-#include "attention/cuda/ptx.cuh"
+#include "core/cuda/ptx.cuh"
 
 namespace coppice::ops::cuda::ptx {
 
-using namespace attention::cuda::ptx;
+using namespace coppice::ptx;
 
 __device__ __forceinline__ uint32_t ClusterRank() {
   uint32_t rank;

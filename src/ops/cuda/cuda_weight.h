@@ -17,7 +17,7 @@ namespace coppice::ops::cuda {
 // Rows that are needed together alternate in groups of this many, so that a thread that holds one holds the other too, 16 bytes on:
 // a gate and its up (kGateUp), and the two elements of a rotated pair (QkvHeads, kHalves).
 inline constexpr int kGateGroup = 8;
-inline constexpr int kWeightTileRows = 64;   // of our products (few_rows.cu)
+inline constexpr int kWeightTileRows = 64;   // of our products (few_rows.cuh)
 inline constexpr int kWeightChunkCols = 64;  // likewise: a line of 128 bytes
 
 class CudaWeight final : public Weight {

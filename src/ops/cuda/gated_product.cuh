@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "attention/cuda/mma_sm90.cuh"
 #include "core/check.h"
+#include "core/cuda/mma_sm90.cuh"
 #include "ops/cuda/activation.cuh"
 #include "ops/cuda/cluster.cuh"
 #include "ops/cuda/cuda_weight.h"

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "attention/work_list.h"
+#include "attention/testing/forwarding_plan.h"
 #include "core/check.h"
 
 namespace coppice {
@@ -46,30 +46,18 @@ RunnerInfo InfoOf(const FakeRunner::Options& options) {
 }  // namespace
 
 // A plan that knows the forest it was updated with.
-class FakeRunner::WatchedPlan final : public attention::InspectablePlan {
+class FakeRunner::WatchedPlan final : public attention::ForwardingPlan {
  public:
-  explicit WatchedPlan(std::unique_ptr<attention::AttentionPlan> plan) : plan_(std::move(plan)) {}
+  using ForwardingPlan::ForwardingPlan;
 
   const attention::PrefixForestView& forest() const { return forest_; }
 
   Status Update(const attention::PrefixForestView& forest) override {
     forest_ = forest;
-    return plan_->Update(forest);
+    return ForwardingPlan::Update(forest);
   }
-  int32_t StepsLeft() const override { return plan_->StepsLeft(); }
-  Status Upload(Stream stream) override { return plan_->Upload(stream); }
-  int32_t DeviceImage() const override { return plan_->DeviceImage(); }
-  Status Run(const attention::BoundKv& kv, const attention::RunArgs& args, Stream stream) override {
-    return plan_->Run(kv, args, stream);
-  }
-  attention::PlanStats PlannedStats() const override { return InspectablePlan::Of(*plan_).PlannedStats(); }
-  attention::PlanView View() const override { return InspectablePlan::Of(*plan_).View(); }
-  attention::PlanStats Stats() const override { return plan_->Stats(); }
-  std::string Explain() const override { return plan_->Explain(); }
-  std::string Dump() const override { return plan_->Dump(); }
 
  private:
-  std::unique_ptr<attention::AttentionPlan> plan_;
   attention::PrefixForestView forest_;
 };
 

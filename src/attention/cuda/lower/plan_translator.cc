@@ -27,25 +27,25 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
       queued_(spec, capacity, sizes, num_sms_),
       places_(layout_, sizes),
       cutter_(spec, capacity.page_size, num_sms_, sizes.max_items),
-      items_(layout_.max_items),
-      items_before_(layout_.max_items),
-      same_as_(layout_.max_items),
+      pieces_{.now = std::vector<DeviceItem>(layout_.max_items),
+              .before = std::vector<DeviceItem>(layout_.max_items),
+              .same_as = std::vector<int32_t>(layout_.max_items)},
       sets_(sizes),
-      emitted_(sizes.max_items),
-      blocks_(sizes.max_items),
-      changed_(sizes.max_items),
+      plan_items_{.emitted = std::vector<Emitted>(sizes.max_items),
+                  .blocks = std::vector<Blocks>(sizes.max_items),
+                  .changed = std::vector<uint8_t>(sizes.max_items)},
       members_(layout_.max_members),
       contributions_(layout_.max_contributions),
-      dense_changed_(layout_.max_tasks),
-      stream_changed_(layout_.max_tasks),
+      tasks_changed_{.dense = ChangedBlocks<Task>(layout_.max_tasks), .stream = ChangedBlocks<Task>(layout_.max_tasks)},
       images_(std::max(capacity.device_images, 1), DeviceImage(layout_)) {
-  order_.reserve(items_.size());
-  sorting_.reserve(items_.size());
-  changed_items_.reserve(sizes.max_items);
+  order_.items.reserve(pieces_.now.size());
+  order_.sorting.reserve(pieces_.now.size());
+  plan_items_.told.reserve(sizes.max_items);
   piece_ends_.reserve(layout_.own_states / spec.num_kv_heads);  // a piece has a state at least
-  placed_.reserve(items_.size());
-  placed_before_.reserve(items_.size());
-  changes_.reserve(members_.max_runs() + contributions_.max_runs() + dense_changed_.max_runs() + stream_changed_.max_runs());
+  placed_.now.reserve(pieces_.now.size());
+  placed_.before.reserve(pieces_.now.size());
+  changes_.reserve(members_.max_runs() + contributions_.max_runs() + tasks_changed_.dense.max_runs() +
+                   tasks_changed_.stream.max_runs());
 }
 
 void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView& forest) {
@@ -55,39 +55,39 @@ void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView&
   const bool all = revision_ == 0 || plan.revision == 0 || plan.changed_since > revision_;
   revision_ = plan.revision;
   TakeChanges(plan, all);
-  queued_.Collect(plan, changed_items_, forest, costs_);
+  queued_.Collect(plan, plan_items_.told, forest, costs_);
   CutItems(plan);
   places_.Begin(plan);
   FindChanges(plan, all);
   members_.Begin();
   contributions_.Begin();
-  std::swap(items_, items_before_);
-  num_items_ = num_members_ = num_emitted_ = 0;
+  std::swap(pieces_.now, pieces_.before);
+  counts_.items = counts_.members = counts_.emitted = 0;
   for (const QueuedItem& queued : queued_.items()) EmitItem(plan, forest, queued.item);
   OrderItems(forest);
   PlaceTasks();
   members_.End(places_.members_end());
   contributions_.End(places_.contributions_end());
   for (DeviceImage& image : images_) {
-    image.dense_tasks.Add(dense_changed_);
-    image.stream_tasks.Add(stream_changed_);
+    image.dense_tasks.Add(tasks_changed_.dense);
+    image.stream_tasks.Add(tasks_changed_.stream);
     image.members.Add(members_.changed());
     image.contributions.Add(contributions_.changed());
   }
-  header_ = {.num_dense_tasks = static_cast<int32_t>(num_dense_),
-             .num_stream_tasks = static_cast<int32_t>(num_stream_),
+  header_ = {.num_dense_tasks = static_cast<int32_t>(counts_.dense_tasks),
+             .num_stream_tasks = static_cast<int32_t>(counts_.stream_tasks),
              .num_members = places_.members_end(),
              .num_contributions = places_.contributions_end(),
-             .side = side_,
-             .team = team_,
-             .dense_ctas = dense_ctas_};
+             .side = shape_.side,
+             .team = shape_.team,
+             .dense_ctas = shape_.dense_ctas};
 }
 
 void PlanTranslator::WriteImage(std::byte* image, int number) {
   DeviceImage& lacks = images_[number];
   if (!std::exchange(lacks.known, true)) {
-    lacks.dense_tasks.Mark(0, num_dense_);
-    lacks.stream_tasks.Mark(0, num_stream_);
+    lacks.dense_tasks.Mark(0, counts_.dense_tasks);
+    lacks.stream_tasks.Mark(0, counts_.stream_tasks);
     lacks.members.Mark(0, members_.reach());
     lacks.contributions.Mark(0, contributions_.reach());
   }
@@ -104,16 +104,16 @@ void PlanTranslator::WriteImage(std::byte* image, int number) {
 // Decides how many pieces each item is cut into. Deterministic mode defines its cuts itself.
 void PlanTranslator::CutItems(const PlanView& plan) {
   piece_ends_.clear();
-  dense_ctas_ = num_sms_;
-  team_ = side_ = prompts_cut_ = false;
+  shape_.dense_ctas = num_sms_;
+  shape_.team = shape_.side = shape_.prompts_cut = false;
   if (spec_.deterministic) return;
   const auto merges = [&] {
     return std::ranges::any_of(plan.merge_sets, [](const MergeSet& set) { return set.contribution_count > 1; });
   };
   const StepCuts cuts = cutter_.Choose(queued_.items(), merges, layout_.own_states, costs_);
-  dense_ctas_ = cuts.division.dense_ctas;
-  team_ = cuts.stream.team_piece > 0;
-  side_ = cuts.division.side;
+  shape_.dense_ctas = cuts.division.dense_ctas;
+  shape_.team = cuts.stream.team_piece > 0;
+  shape_.side = cuts.division.side;
   if (random_ && !queued_.items().empty()) DivideAtRandom();
   const int64_t heads = spec_.num_kv_heads;
   int64_t states = plan.num_states;
@@ -125,7 +125,7 @@ void PlanTranslator::CutItems(const PlanView& plan) {
     random_ ? CutAtRandom(item, most) : CutRange(item, cuts, most, costs_, piece_ends_);
     pieces.count = static_cast<int32_t>(piece_ends_.size()) - pieces.ends_begin + 1;
     if (pieces.count == 1) continue;
-    prompts_cut_ |= item.cut_tokens != item.tokens;
+    shape_.prompts_cut |= item.cut_tokens != item.tokens;
     pieces.state_begin = static_cast<int32_t>(states);
     pieces.rows = item.rows;
     states += pieces.count * item.rows * heads;
@@ -136,9 +136,9 @@ void PlanTranslator::DivideAtRandom() {
   const auto stream_rows = [](const QueuedItem& item) { return item.dense ? 0 : item.rows; };
   const auto widest = std::ranges::max(queued_.items(), {}, stream_rows);
   const bool dense = std::ranges::any_of(queued_.items(), &QueuedItem::dense);
-  team_ = false;
-  side_ = dense && cutter_.HasSide(costs_) && stream_rows(widest) <= kSideRows && (*random_)() % 2 == 0;
-  dense_ctas_ = dense ? 1 + static_cast<int32_t>((*random_)() % num_sms_) : num_sms_;
+  shape_.team = false;
+  shape_.side = dense && cutter_.HasSide(costs_) && stream_rows(widest) <= kSideRows && (*random_)() % 2 == 0;
+  shape_.dense_ctas = dense ? 1 + static_cast<int32_t>((*random_)() % num_sms_) : num_sms_;
 }
 
 void PlanTranslator::CutAtRandom(const QueuedItem& item, int64_t most) {
@@ -152,24 +152,25 @@ void PlanTranslator::CutAtRandom(const QueuedItem& item, int64_t most) {
 }
 
 void PlanTranslator::TakeChanges(const PlanView& plan, bool all) {
-  changed_items_.clear();
+  plan_items_.told.clear();
   if (all) {
     for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
-      changed_items_.insert(changed_items_.end(), queue.begin(), queue.end());
+      plan_items_.told.insert(plan_items_.told.end(), queue.begin(), queue.end());
     }
   } else {
-    changed_items_.assign(plan.changed_items.begin(), plan.changed_items.end());
+    plan_items_.told.assign(plan.changed_items.begin(), plan.changed_items.end());
   }
 }
 
 // An item's members, and its contributions to their sets, depend on the item, on its pieces and their places, and on its sets'
 // contributions and arrivals; those depend on all items of the set.
 void PlanTranslator::FindChanges(const PlanView& plan, bool all) {
-  std::ranges::fill(changed_, 0);
-  for (const int32_t id : changed_items_) changed_[id] = 1;
+  std::ranges::fill(plan_items_.changed, 0);
+  for (const int32_t id : plan_items_.told) plan_items_.changed[id] = 1;
   const auto change_set = [&](int32_t set) {
     const MergeSet& of = plan.merge_sets[set];
-    for (const Contribution& c : plan.contributions.subspan(of.contribution_begin, of.contribution_count)) changed_[c.item] = 1;
+    for (const Contribution& c : plan.contributions.subspan(of.contribution_begin, of.contribution_count))
+      plan_items_.changed[c.item] = 1;
   };
   const auto told = [&](int32_t set) {
     sets_.Change(set);
@@ -187,8 +188,8 @@ void PlanTranslator::FindChanges(const PlanView& plan, bool all) {
                       .state_begin = pieces.state_begin,
                       .block_rows = pieces.block_rows,
                       .members = places_.TakeMembers(plan.items[id], pieces.count)};
-    if (std::exchange(emitted_[id], now) != now) changed_[id] = 1;
-    if (changed_[id] != 0) PutParts(plan, id);
+    if (std::exchange(plan_items_.emitted[id], now) != now) plan_items_.changed[id] = 1;
+    if (plan_items_.changed[id] != 0) PutParts(plan, id);
   }
   sets_.Place(plan, places_);
   std::ranges::for_each(sets_.changed(), change_set);
@@ -211,19 +212,19 @@ void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fore
   const WorkItem& item = plan.items[item_id];
   const ItemPieces& pieces = queued_.pieces(item_id);
   const std::span<const int32_t> ends = PieceEnds(item_id);
-  const auto first = static_cast<int32_t>(num_items_);
-  if (changed_[item_id] != 0) {
+  const auto first = static_cast<int32_t>(counts_.items);
+  if (plan_items_.changed[item_id] != 0) {
     EmitBlocks(plan, item_id);
-    ++num_emitted_;
+    ++counts_.emitted;
   } else {
-    const Blocks& before = blocks_[item_id];
-    std::copy_n(&items_before_[before.begin], before.count, &items_[first]);
-    std::iota(&same_as_[first], &same_as_[first] + before.count, before.begin);
-    num_items_ += before.count;
+    const Blocks& before = plan_items_.blocks[item_id];
+    std::copy_n(&pieces_.before[before.begin], before.count, &pieces_.now[first]);
+    std::iota(&pieces_.same_as[first], &pieces_.same_as[first] + before.count, before.begin);
+    counts_.items += before.count;
   }
-  const auto count = static_cast<int32_t>(num_items_) - first;
-  blocks_[item_id] = {.begin = first, .count = count};
-  const std::span<DeviceItem> blocks(&items_[first], static_cast<size_t>(count));
+  const auto count = static_cast<int32_t>(counts_.items) - first;
+  plan_items_.blocks[item_id] = {.begin = first, .count = count};
+  const std::span<DeviceItem> blocks(&pieces_.now[first], static_cast<size_t>(count));
   for (DeviceItem& block : blocks) {
     block.kv_begin = item.kv_begin;
     block.kv_end = item.kv_end;
@@ -232,18 +233,18 @@ void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fore
     block.masked = (item.flags & kItemMasked) != 0;
   }
   for (int32_t piece = 1; piece < pieces.count; ++piece) {
-    COPPICE_DCHECK(num_items_ + std::ssize(blocks) <= layout_.max_items);
+    COPPICE_DCHECK(counts_.items + std::ssize(blocks) <= layout_.max_items);
     for (int32_t block = 0; block < count; ++block) {
-      const int32_t same = same_as_[first + block];
-      same_as_[num_items_] = same < 0 ? -1 : same + piece * count;
-      DeviceItem& part = items_[num_items_++];
+      const int32_t same = pieces_.same_as[first + block];
+      pieces_.same_as[counts_.items] = same < 0 ? -1 : same + piece * count;
+      DeviceItem& part = pieces_.now[counts_.items++];
       part = blocks[block];
       part.kv_begin = item.kv_begin + ends[piece - 1];
       if (piece + 1 < pieces.count) part.kv_end = item.kv_begin + ends[piece];
       part.member_begin += piece * item.member_count;
     }
   }
-  num_members_ += int64_t{pieces.count} * item.member_count;
+  counts_.members += int64_t{pieces.count} * item.member_count;
   if (pieces.count == 1) return;
   for (DeviceItem& part : blocks) part.kv_end = item.kv_begin + ends.front();
 }
@@ -252,18 +253,19 @@ void PlanTranslator::EmitItem(const PlanView& plan, const PrefixForestView& fore
 void PlanTranslator::EmitBlocks(const PlanView& plan, int32_t item_id) {
   const WorkItem& item = plan.items[item_id];
   const ItemPieces& pieces = queued_.pieces(item_id);
-  int32_t member = emitted_[item_id].members;
-  const Blocks before = blocks_[item_id];
-  const int64_t first = num_items_;
+  int32_t member = plan_items_.emitted[item_id].members;
+  const Blocks before = plan_items_.blocks[item_id];
+  const int64_t first = counts_.items;
   DeviceItem* block = nullptr;
   BlockPacker packer(pieces.block_rows);
   int32_t rows_before = 0;  // in the piece
   for (const int32_t set_id : plan.members.subspan(item.member_begin, item.member_count)) {
     const int32_t rows = queued_.RowsOf(plan.merge_sets[set_id]), row_begin = packer.Add(rows);
     if (row_begin == 0) {
-      COPPICE_DCHECK(num_items_ < layout_.max_items);
-      same_as_[num_items_] = num_items_ - first < before.count ? before.begin + static_cast<int32_t>(num_items_ - first) : -1;
-      block = &items_[num_items_++];
+      COPPICE_DCHECK(counts_.items < layout_.max_items);
+      pieces_.same_as[counts_.items] =
+          counts_.items - first < before.count ? before.begin + static_cast<int32_t>(counts_.items - first) : -1;
+      block = &pieces_.now[counts_.items++];
       *block = {};
       block->branch = item.page_row;
       block->member_begin = member;
@@ -271,7 +273,7 @@ void PlanTranslator::EmitBlocks(const PlanView& plan, int32_t item_id) {
       block->rows_per_member = static_cast<uint16_t>(rows);
     }
     const MemberPlace place{.index = member++, .rows_before = rows_before, .row_begin = row_begin};
-    if (EmitMember(plan, item_id, set_id, place) && block->member_count == 0) same_as_[num_items_ - 1] = -1;
+    if (EmitMember(plan, item_id, set_id, place) && block->member_count == 0) pieces_.same_as[counts_.items - 1] = -1;
     if (rows != block->rows_per_member) block->rows_per_member = 0;
     ++block->member_count;
     block->rows = static_cast<uint16_t>(block->rows + rows);
@@ -319,75 +321,78 @@ void PlanTranslator::OrderItems(const PrefixForestView& forest) {
     return std::max(0, std::min(item.kv_end, forest.branch_kv_len[item.branch]) - item.kv_begin);
   };
   const auto by_length = [&](int64_t i) {
-    return random_ ? static_cast<uint32_t>((*random_)()) : UINT32_MAX - static_cast<uint32_t>(tokens_of(items_[i]));
+    return random_ ? static_cast<uint32_t>((*random_)()) : UINT32_MAX - static_cast<uint32_t>(tokens_of(pieces_.now[i]));
   };
   int64_t stream_items = 0;
-  order_.clear();
-  for (int64_t i = 0; i < num_items_; ++i) {
-    stream_items += !items_[i].dense;
-    order_.push_back({.place = by_length(i), .item = static_cast<int32_t>(i)});
+  order_.items.clear();
+  for (int64_t i = 0; i < counts_.items; ++i) {
+    stream_items += !pieces_.now[i].dense;
+    order_.items.push_back({.place = by_length(i), .item = static_cast<int32_t>(i)});
   }
-  if (prompts_cut_) {  // pieces of one length that read the same KV follow each other, so that it comes from memory once
-    for (OrderedItem& ordered : order_) ordered.place = static_cast<uint32_t>(items_[ordered.item].kv_begin);
+  if (shape_.prompts_cut) {  // pieces of one length that read the same KV follow each other, so that it comes from memory once
+    for (OrderedItem& ordered : order_.items) ordered.place = static_cast<uint32_t>(pieces_.now[ordered.item].kv_begin);
     SortByPlace();
-    for (OrderedItem& ordered : order_) ordered.place = by_length(ordered.item);
+    for (OrderedItem& ordered : order_.items) ordered.place = by_length(ordered.item);
   }
   SortByPlace();
   const int64_t heads = spec_.num_kv_heads;
   const int64_t per_warp = stream_items * heads / (int64_t{num_sms_} * kStreamWarpsPerSm);
   // Heads of a short item go together, so that a task is worth its start; never to more than a piece's tokens.
   const int64_t most_heads = std::clamp(per_warp / kHeadTasksPerWarp, int64_t{1}, std::min(heads, kMostTaskHeads));
-  for (DeviceItem& item : std::span(items_).first(num_items_)) {
+  for (DeviceItem& item : std::span(pieces_.now).first(counts_.items)) {
     const int64_t work = std::max<int64_t>(tokens_of(item), 1) * (item.rows > kStreamRows / 2 ? kWideHeadWork : 1);
-    item.head_count = static_cast<uint16_t>(team_ || item.dense ? 1 : std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads));
+    item.head_count =
+        static_cast<uint16_t>(shape_.team || item.dense ? 1 : std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads));
   }
 }
 
 // Stable, by a byte of the places after the other, the least first: thousands of items are sorted so in half the time of a sort
 // that compares.
 void PlanTranslator::SortByPlace() {
-  if (order_.empty()) return;
-  const auto [least, most] = std::ranges::minmax(order_, {}, &OrderedItem::place);
+  if (order_.items.empty()) return;
+  const auto [least, most] = std::ranges::minmax(order_.items, {}, &OrderedItem::place);
   const uint32_t first = least.place, span = most.place - first;
-  sorting_.resize(order_.size());
+  order_.sorting.resize(order_.items.size());
   for (int shift = 0; shift < 32 && span >> shift != 0; shift += 8) {
     const auto byte_of = [&](const OrderedItem& item) { return (item.place - first) >> shift & 0xff; };
     std::array<int32_t, 256> begin{};
-    for (const OrderedItem& item : order_) ++begin[byte_of(item)];
+    for (const OrderedItem& item : order_.items) ++begin[byte_of(item)];
     std::exclusive_scan(begin.begin(), begin.end(), begin.begin(), 0);
-    for (const OrderedItem& item : order_) sorting_[begin[byte_of(item)]++] = item;
-    std::swap(order_, sorting_);
+    for (const OrderedItem& item : order_.items) order_.sorting[begin[byte_of(item)]++] = item;
+    std::swap(order_.items, order_.sorting);
   }
 }
 
 // Where the tasks of each item lie, and which differ from those of the plan before. Whole items are compared, not their tasks,
 // which are one for each kv head.
 void PlanTranslator::PlaceTasks() {
-  std::swap(placed_, placed_before_);
-  placed_.resize(num_items_);
-  dense_changed_.Clear();
-  stream_changed_.Clear();
-  num_dense_ = num_stream_ = 0;
-  const auto at = [&](int64_t i) -> const DeviceItem& { return items_[order_[i].item]; };
+  std::swap(placed_.now, placed_.before);
+  placed_.now.resize(counts_.items);
+  tasks_changed_.dense.Clear();
+  tasks_changed_.stream.Clear();
+  counts_.dense_tasks = counts_.stream_tasks = 0;
+  const auto at = [&](int64_t i) -> const DeviceItem& { return pieces_.now[order_.items[i].item]; };
   const auto same_kv = [](const DeviceItem& a, const DeviceItem& b) {
     return a.page_begin == b.page_begin && a.kv_begin == b.kv_begin;
   };
-  for (int64_t begin = 0, end = 0; begin < num_items_; begin = end) {
-    while (end < num_items_ && same_kv(at(begin), at(end))) ++end;
-    const auto dense_begin = static_cast<int32_t>(num_dense_), stream_begin = static_cast<int32_t>(num_stream_);
-    bool same = end <= std::ssize(placed_before_);
+  for (int64_t begin = 0, end = 0; begin < counts_.items; begin = end) {
+    while (end < counts_.items && same_kv(at(begin), at(end))) ++end;
+    const auto dense_begin = static_cast<int32_t>(counts_.dense_tasks), stream_begin = static_cast<int32_t>(counts_.stream_tasks);
+    bool same = end <= std::ssize(placed_.before);
     for (int64_t i = begin; i < end; ++i) {
       const DeviceItem& item = at(i);
-      placed_[i] = {
-          .item = order_[i].item, .dense_begin = dense_begin, .stream_begin = stream_begin, .run_end = static_cast<int32_t>(end)};
-      same = same && placed_before_[i].dense_begin == dense_begin && placed_before_[i].stream_begin == stream_begin &&
-             placed_before_[i].run_end == end && placed_before_[i].item == same_as_[order_[i].item] &&
-             items_before_[placed_before_[i].item] == item;
-      (item.dense ? num_dense_ : num_stream_) += CeilDiv(spec_.num_kv_heads, item.head_count);
+      placed_.now[i] = {.item = order_.items[i].item,
+                        .dense_begin = dense_begin,
+                        .stream_begin = stream_begin,
+                        .run_end = static_cast<int32_t>(end)};
+      same = same && placed_.before[i].dense_begin == dense_begin && placed_.before[i].stream_begin == stream_begin &&
+             placed_.before[i].run_end == end && placed_.before[i].item == pieces_.same_as[order_.items[i].item] &&
+             pieces_.before[placed_.before[i].item] == item;
+      (item.dense ? counts_.dense_tasks : counts_.stream_tasks) += CeilDiv(spec_.num_kv_heads, item.head_count);
     }
     if (same) continue;
-    dense_changed_.Mark(dense_begin, num_dense_);
-    stream_changed_.Mark(stream_begin, num_stream_);
+    tasks_changed_.dense.Mark(dense_begin, counts_.dense_tasks);
+    tasks_changed_.stream.Mark(stream_begin, counts_.stream_tasks);
   }
 }
 
@@ -397,15 +402,15 @@ void PlanTranslator::WriteTasks(DeviceImage& lacks, std::byte* image) {
       changes_.push_back({offset + begin * sizeof(Task), offset + end * sizeof(Task)});
     };
   };
-  lacks.dense_tasks.ForEachRun(num_dense_, list(layout_.dense_tasks));
-  lacks.stream_tasks.ForEachRun(num_stream_, list(layout_.stream_tasks));
+  lacks.dense_tasks.ForEachRun(counts_.dense_tasks, list(layout_.dense_tasks));
+  lacks.stream_tasks.ForEachRun(counts_.stream_tasks, list(layout_.stream_tasks));
   if (changes_.empty()) return;
-  for (int64_t begin = 0, end = 0; begin < num_items_; begin = end) {
-    end = placed_[begin].run_end;
-    const int64_t dense_end = end < num_items_ ? placed_[end].dense_begin : num_dense_;
-    const int64_t stream_end = end < num_items_ ? placed_[end].stream_begin : num_stream_;
-    if (lacks.dense_tasks.Any(placed_[begin].dense_begin, dense_end) ||
-        lacks.stream_tasks.Any(placed_[begin].stream_begin, stream_end)) {
+  for (int64_t begin = 0, end = 0; begin < counts_.items; begin = end) {
+    end = placed_.now[begin].run_end;
+    const int64_t dense_end = end < counts_.items ? placed_.now[end].dense_begin : counts_.dense_tasks;
+    const int64_t stream_end = end < counts_.items ? placed_.now[end].stream_begin : counts_.stream_tasks;
+    if (lacks.dense_tasks.Any(placed_.now[begin].dense_begin, dense_end) ||
+        lacks.stream_tasks.Any(placed_.now[begin].stream_begin, stream_end)) {
       WriteRun(begin, At<Task>(image, layout_.dense_tasks), At<Task>(image, layout_.stream_tasks));
     }
   }
@@ -414,9 +419,9 @@ void PlanTranslator::WriteTasks(DeviceImage& lacks, std::byte* image) {
 // kv heads outermost, so that the row blocks of the same KV meet in the L2.
 void PlanTranslator::WriteRun(int64_t begin, Task* dense, Task* stream) const {
   const int32_t heads = spec_.num_kv_heads;
-  const int64_t end = placed_[begin].run_end;
-  dense += placed_[begin].dense_begin;
-  stream += placed_[begin].stream_begin;
+  const int64_t end = placed_.now[begin].run_end;
+  dense += placed_.now[begin].dense_begin;
+  stream += placed_.now[begin].stream_begin;
   const auto write = [&](const DeviceItem& item, const DeviceMember& first, int32_t head) {
     Task& task = item.dense ? *dense++ : *stream++;
     task = {.item = item, .first = first};
@@ -424,14 +429,14 @@ void PlanTranslator::WriteRun(int64_t begin, Task* dense, Task* stream) const {
     task.item.head_count = static_cast<uint16_t>(std::min<int32_t>(item.head_count, heads - head));
   };
   if (end - begin == 1) {
-    const DeviceItem item = items_[placed_[begin].item];  // copies that no write can alias
+    const DeviceItem item = pieces_.now[placed_.now[begin].item];  // copies that no write can alias
     const DeviceMember first = members_[item.member_begin];
     for (int32_t head = 0; head < heads; head += item.head_count) write(item, first, head);
     return;
   }
   for (int32_t head = 0; head < heads; ++head) {
     for (int64_t i = begin; i < end; ++i) {
-      const DeviceItem& item = items_[placed_[i].item];
+      const DeviceItem& item = pieces_.now[placed_.now[i].item];
       if (head % item.head_count == 0) write(item, members_[item.member_begin], head);
     }
   }

@@ -56,8 +56,8 @@ class PlanTranslator {
   const QueuedItems& queued() const { return queued_; }
   int num_sms() const { return num_sms_; }
   const AttentionSpec& spec() const { return spec_; }
-  bool team() const { return team_; }
-  bool side() const { return side_; }
+  bool team() const { return shape_.team; }
+  bool side() const { return shape_.side; }
   // Where the pieces of a queued item but the last one end, from where it begins.
   std::span<const int32_t> PieceEnds(int32_t item) const {
     const ItemPieces& pieces = queued_.pieces(item);
@@ -65,13 +65,13 @@ class PlanTranslator {
   }
   // Contributions of a merge set, pieces counted one by one.
   int32_t SetStates(int32_t set) const { return sets_[set].count; }
-  int64_t num_items() const { return num_items_; }
-  int64_t num_members() const { return num_members_; }
+  int64_t num_items() const { return counts_.items; }
+  int64_t num_members() const { return counts_.members; }
   int64_t num_contributions() const { return sets_.num_contributions(); }
   // Items of the plan last translated whose members were emitted again.
-  int64_t num_emitted() const { return num_emitted_; }
-  int64_t num_dense_tasks() const { return num_dense_; }
-  int64_t num_stream_tasks() const { return num_stream_; }
+  int64_t num_emitted() const { return counts_.emitted; }
+  int64_t num_dense_tasks() const { return counts_.dense_tasks; }
+  int64_t num_stream_tasks() const { return counts_.stream_tasks; }
 
  private:
   // A plan item as it was emitted last: what its members and the shape of its blocks depend on beside itself and its sets.
@@ -81,7 +81,7 @@ class PlanTranslator {
   };
   // Its blocks, under the first piece.
   struct Blocks {
-    int32_t begin = 0, count = 0;  // of items_
+    int32_t begin = 0, count = 0;  // of PieceList::now
   };
   // Of a member in the first piece of its item.
   struct MemberPlace {
@@ -91,12 +91,12 @@ class PlanTranslator {
   };
   // An item in task order. Those that begin with the same KV follow each other, and their tasks too: a run.
   struct PlacedItem {
-    int32_t item;  // of items_
+    int32_t item;  // of PieceList::now
     int32_t dense_begin, stream_begin, run_end;
   };
   struct OrderedItem {
     uint32_t place;  // the first one first
-    int32_t item;    // of items_
+    int32_t item;    // of PieceList::now
   };
   // What a device image lacks of what was translated.
   struct DeviceImage {
@@ -109,6 +109,36 @@ class PlanTranslator {
     ChangedBlocks<Task> dense_tasks, stream_tasks;
     ChangedBlocks<DeviceMember> members;
     ChangedBlocks<DeviceContribution> contributions;
+  };
+  // How the CTAs of a launch take the plan's tasks.
+  struct Shape {
+    int32_t dense_ctas = 0;    // that take dense tasks
+    bool team = false;         // the stream warps of a CTA read each task together
+    bool side = false;         // CTAs take stream tasks beside their dense ones
+    bool prompts_cut = false;  // tiles of one prompt have several pieces
+  };
+  struct Counts {
+    int64_t items = 0, members = 0, emitted = 0, dense_tasks = 0, stream_tasks = 0;
+  };
+  // Pieces and blocks, in queue order; those of the plan before.
+  struct PieceList {
+    std::vector<DeviceItem> now, before;
+    std::vector<int32_t> same_as;  // [now] the one of `before` that it may equal, whose first member it has; -1
+  };
+  struct TaskOrder {
+    std::vector<OrderedItem> items, sorting;  // of PieceList::now: longest first, and as they stand
+  };
+  struct PlanItems {  // [plan item]
+    std::vector<Emitted> emitted;
+    std::vector<Blocks> blocks;
+    std::vector<uint8_t> changed;  // to be emitted again
+    std::vector<int32_t> told;     // those that changed, as the plan says
+  };
+  struct Placed {
+    std::vector<PlacedItem> now, before;  // in task order; of the plan before
+  };
+  struct TasksChanged {
+    ChangedBlocks<Task> dense, stream;
   };
   void TakeChanges(const PlanView& plan, bool all);
   void CutItems(const PlanView& plan);
@@ -139,26 +169,19 @@ class PlanTranslator {
   PlanPlaces places_;
   StepCutter cutter_;
   std::optional<std::mt19937_64> random_;  // see LowerAtRandom
-  int32_t dense_ctas_ = 0;                 // CTAs that take dense tasks
-  bool team_ = false;                      // the stream warps of a CTA read each task together
-  bool side_ = false;                      // CTAs take stream tasks beside their dense ones
-  bool prompts_cut_ = false;               // tiles of one prompt have several pieces
-  PlanHeader header_{};                    // but for what changes with every step
-  uint64_t revision_ = 0;                  // of the plan translated last; 0: unknown
-  int64_t num_items_ = 0, num_members_ = 0, num_emitted_ = 0, num_dense_ = 0, num_stream_ = 0;
-  std::vector<DeviceItem> items_, items_before_;  // pieces and blocks, in queue order; of the plan before
-  std::vector<int32_t> same_as_;              // [items_] the one of items_before_ that it may equal, whose first member it has; -1
-  std::vector<OrderedItem> order_, sorting_;  // of items_: longest first, and as they stand
+  Shape shape_;
+  PlanHeader header_{};    // but for what changes with every step
+  uint64_t revision_ = 0;  // of the plan translated last; 0: unknown
+  Counts counts_;
+  PieceList pieces_;
+  TaskOrder order_;
   SetTotals sets_;
-  std::vector<Emitted> emitted_;        // [plan item]
-  std::vector<Blocks> blocks_;          // [plan item]
-  std::vector<int32_t> changed_items_;  // of the plan, as it says
-  std::vector<uint8_t> changed_;        // [plan item] to be emitted again
-  std::vector<int32_t> piece_ends_;     // of all items, see ItemPieces
+  PlanItems plan_items_;
+  std::vector<int32_t> piece_ends_;  // of all items, see ItemPieces
   KeptArray<DeviceMember> members_;
   KeptArray<DeviceContribution> contributions_;
-  std::vector<PlacedItem> placed_, placed_before_;  // in task order; of the plan before
-  ChangedBlocks<Task> dense_changed_, stream_changed_;
+  Placed placed_;
+  TasksChanged tasks_changed_;
   std::vector<DeviceImage> images_;
   std::vector<ByteRange> changes_;
 };

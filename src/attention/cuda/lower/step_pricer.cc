@@ -6,6 +6,7 @@
 
 #include "attention/cuda/lower/plan_image.h"
 #include "attention/cuda/lower/predicted_step.h"
+#include "attention/cuda/lower/short_steps.h"
 #include "attention/cuda/lower/sm_costs.h"
 #include "attention/cuda/lower/step_cuts.h"
 #include "attention/cuda/lower/step_ranges.h"
@@ -37,6 +38,7 @@ class CutPricer final : public StepPricer {
   }
 
   double StepNs(const StepRanges& step) override {
+    if (const ShortLaunch launch = ShortLaunchOf(step)) return ShortStepNs(problem_.machine.short_decode, problem_.spec, launch);
     FindSetRows(step);
     return problem_.spec.deterministic ? DeterministicNs(step) : FastNs(step);
   }
@@ -44,6 +46,18 @@ class CutPricer final : public StepPricer {
  private:
   // Shared nodes and row tiles.
   static int32_t MostRanges(const PlanProblem& problem) { return problem.capacity.max_nodes + problem.sizes.max_merge_sets; }
+
+  // As cuda::ShortLaunchOf says of the plan: a range each of one query. A draft mask, which a range does not know, comes with
+  // branches of several.
+  ShortLaunch ShortLaunchOf(const StepRanges& step) const {
+    if (!problem_.machine.short_decode.known() || std::ssize(step.ranges) > problem_.traits.short_step_queries) return {};
+    int32_t longest = 0;
+    for (const StepRange& range : step.ranges) {
+      if (range.num_sets != 1 || range.above >= 0 || range.rows != problem_.spec.group_size()) return {};
+      longest = std::max(longest, range.end - range.begin);
+    }
+    return cuda::ShortLaunchOf(problem_.traits, problem_.spec, static_cast<int32_t>(step.ranges.size()), longest);
+  }
 
   // Of the largest merge set of each range.
   void FindSetRows(const StepRanges& step) {

@@ -1,6 +1,6 @@
 // Hopper's warpgroup matrix instructions: D[64, N] (fp32 registers) += A[64, 16] B[16, N], one instruction a function.
 // PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions". A is in shared memory (ss) or in registers (rs), B in shared memory.
-// Layer: attention/cuda.
+// Layer: core/cuda.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace coppice::attention::cuda::ptx {
+namespace coppice::ptx {
 
 template <class T, int N>
 struct Wgmma;
@@ -99,4 +99,4 @@ COPPICE_WGMMA(__half, "f16")
 #undef COPPICE_NAMES_32
 // clang-format on
 
-}  // namespace coppice::attention::cuda::ptx
+}  // namespace coppice::ptx

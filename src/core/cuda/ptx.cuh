@@ -1,5 +1,5 @@
 // The PTX that the kernels use and CUDA C++ does not offer: one instruction a function, with its section of the PTX ISA.
-// No policy here. Layer: attention/cuda.
+// No policy here. Layer: core/cuda.
 #pragma once
 
 #include <cuda.h>
@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace coppice::attention::cuda::ptx {
+namespace coppice::ptx {
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
@@ -307,4 +307,4 @@ __device__ __forceinline__ void FenceAcquire() {
 #endif
 }
 
-}  // namespace coppice::attention::cuda::ptx
+}  // namespace coppice::ptx
