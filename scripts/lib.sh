@@ -94,6 +94,15 @@ cuda_cmake_args() {
   printf '%s\n' -DCOPPICE_CUDA=ON "-DCMAKE_CUDA_COMPILER=$nvcc"
 }
 
+# python_with_xllamacpp FOLDER: a python3 that finds the package xllamacpp, in FOLDER or installed; fails where none does.
+python_with_xllamacpp() {
+  local python
+  for python in python3 /usr/bin/python3; do
+    PYTHONPATH=$1 "$python" -c 'import xllamacpp' 2>/dev/null && printf '%s\n' "$python" && return
+  done
+  return 1
+}
+
 # install_python_packages FILE: what the requirements in FILE name goes into build/python-packages, where tests look for it.
 install_python_packages() {
   local folder=build/python-packages python

@@ -10,6 +10,7 @@
 
 #include "cli/interrupt.h"
 #include "cli/model_notes.h"
+#include "cli/peer_speed.h"
 #include "cli/progress_line.h"
 #include "cli/prompt.h"
 #include "cli/read_file.h"
@@ -77,6 +78,10 @@ Result<ExitCode> Run(RunOptions options) {
   COPPICE_RETURN_IF_ERROR(Validate(options));
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   COPPICE_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadPromptText(options));
+  std::optional<PeerSpeed> peer;
+  if (options.beside) {
+    COPPICE_ASSIGN_OR_RETURN(peer, ReadPeerSpeed(*options.beside));
+  }
   if (!options.save_prefix.empty()) COPPICE_RETURN_IF_ERROR(ResolvePrefixOutput(options.save_prefix).status());
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(options.engine));
   TellNotes(*engine);
@@ -130,6 +135,7 @@ Result<ExitCode> Run(RunOptions options) {
   }
 
   RunStats stats = MakeRunStats(options.engine, engine->model_info(), generation);
+  stats.peer = peer;
   engine.reset();  // its memory, before the baseline's engine takes its own
   if (options.baseline && !generation.interrupted) {
     COPPICE_ASSIGN_OR_RETURN(const BaselineSpeed baseline, MeasureBaseline(options.engine, *options.baseline, request));

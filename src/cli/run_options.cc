@@ -261,6 +261,10 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   command->add_flag("--prompt-logprobs", request.prompt_logprobs, "Put the prompt's log-probabilities into the JSON");
   AddParsed<SharingMode>(*command, "--baseline", options.baseline, ParseSharingMode,
                          "Run the job again in this sharing mode and set its speed beside in the closing table");
+  command->add_option(
+      "--beside", options.beside,
+      "Set another engine's speed at this job beside in the closing table: a JSON file that a script of bench/peers "
+      "wrote");
   command->add_flag("-q,--quiet", options.quiet, "No table at the end, no progress");
   command->add_flag("-v,--verbose", options.verbose, "Log to stderr what the program does");
   AddEngineOptions(*command, options.engine);

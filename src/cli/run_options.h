@@ -34,6 +34,7 @@ struct RunOptions {
   } given;
   SamplingSource sampling_defaults = SamplingSource::kModel;
   std::optional<SharingMode> baseline;  // run the job again in this mode and set its speed beside
+  std::optional<std::string> beside;    // a file with the speed of another engine at this job (peer_speed.h)
   // What is printed of the samples. With best_of, that many are generated and the `request.n` best are shown.
   bool rank = false, deduplicate = false;
   std::optional<int32_t> best_of;

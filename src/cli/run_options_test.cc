@@ -42,7 +42,7 @@ TEST(RunOptions, EveryOptionArrives) {
       Parse("--model m.gguf --prompt hello --chat --system short -n 64 --max-tokens 32 --temperature 0.5 --top-p 0.9 --top-k 40 "
             "--min-p 0.05 --seed 18446744073709551615 --sharing one-level --dtype f32 --page-size 64 --threads 2 --stop A --stop B "
             "--ignore-eos --rank --best-of 80 --dedup --vote [0-9]+ --echo --json --prompt-logprobs --force-sharing --max-context "
-            "512 --kv-cache 2GiB --baseline none "
+            "512 --kv-cache 2GiB --baseline none --beside peer.json "
             "--draft model --draft-model small.gguf --draft-tokens 6 --draft-branches 1 --draft-policy always",
             options),
       "");
@@ -74,6 +74,7 @@ TEST(RunOptions, EveryOptionArrives) {
   EXPECT_EQ(options.engine.kv_cache_bytes, int64_t{2} << 30);
   EXPECT_TRUE(options.engine.experiment.force_sharing);
   EXPECT_EQ(options.baseline, SharingMode::kNone);
+  EXPECT_EQ(options.beside, "peer.json");
   EXPECT_TRUE(Validate(options).ok());
 }
 

@@ -13,10 +13,10 @@
 namespace coppice::cli {
 namespace {
 
-// A figure with sharing and without it; 0: not known.
+// A figure with sharing, without it, and of another engine; 0: not known.
 struct Row {
   std::string label;
-  double with = 0, without = 0;
+  double with = 0, without = 0, peer = 0;
   bool is_rate = false;  // tokens/s, of which more is better; else bytes
 };
 
@@ -25,27 +25,36 @@ std::string FormatFigure(double value, bool is_rate) {
   return is_rate ? fmt::format("{:.1f}", value) : FormatBytes(value);
 }
 
-// "1.44x", "32x": how much better it is with sharing.
+// "1.44x", "32x": how much better it is with sharing than the better one of the others.
 std::string FormatFactor(const Row& row) {
-  if (row.with <= 0 || row.without <= 0) return "-";
-  const double factor = row.is_rate ? row.with / row.without : row.without / row.with;
+  const double other = row.peer <= 0      ? row.without
+                       : row.without <= 0 ? row.peer
+                       : row.is_rate      ? std::max(row.without, row.peer)
+                                          : std::min(row.without, row.peer);
+  if (row.with <= 0 || other <= 0) return "-";
+  const double factor = row.is_rate ? row.with / other : other / row.with;
   return factor < 10 ? fmt::format("{:.2f}x", factor) : fmt::format("{:.0f}x", factor);
 }
 
-// Columns as wide as their longest cell; numbers to the right.
-std::string Layout(std::string_view with, std::initializer_list<Row> rows) {
-  using Cells = std::array<std::string, 4>;
-  std::vector<Cells> lines = {{"", std::string(with), "without", "factor"}};
+// Columns as wide as their longest cell; numbers to the right. `peer`: the name of another engine; empty: it has no column.
+std::string Layout(std::string_view with, std::string_view peer, std::initializer_list<Row> rows) {
+  using Cells = std::vector<std::string>;
+  std::vector<Cells> lines = {{"", std::string(with), "without", std::string(peer), "factor"}};
   for (const Row& row : rows)
-    lines.push_back({row.label, FormatFigure(row.with, row.is_rate), FormatFigure(row.without, row.is_rate), FormatFactor(row)});
-  std::array<size_t, 4> width{};
+    lines.push_back({row.label, FormatFigure(row.with, row.is_rate), FormatFigure(row.without, row.is_rate),
+                     FormatFigure(row.peer, row.is_rate), FormatFactor(row)});
+  if (peer.empty()) {
+    for (Cells& line : lines) line.erase(line.begin() + 3);
+  }
+  std::vector<size_t> width(lines.front().size());
   for (const Cells& line : lines) {
     for (size_t i = 0; i < line.size(); ++i) width[i] = std::max(width[i], line[i].size());
   }
   std::string text;
   for (const Cells& line : lines) {
-    text +=
-        fmt::format("{:<{}}  {:>{}}  {:>{}}  {:>{}}\n", line[0], width[0], line[1], width[1], line[2], width[2], line[3], width[3]);
+    text += fmt::format("{:<{}}", line.front(), width.front());
+    for (size_t i = 1; i < line.size(); ++i) text += fmt::format("  {:>{}}", line[i], width[i]);
+    text += "\n";
   }
   return text;
 }
@@ -63,6 +72,7 @@ std::string ExplainTable(const RunStats& stats) {
     text = fmt::format("Without: --sharing {}, measured; bytes read and stored: a copy for each sample.\n",
                        Name(stats.baseline->sharing));
   }
+  if (stats.peer) text += fmt::format("{}: the same job, measured before. Factor: over the better of the two.\n", stats.peer->name);
   if (stats.shares() && stats.decode_steps > 0 && stats.kv_bytes_read_per_step() > 0.98 * stats.kv_bytes_read_per_step_unshared()) {
     text += fmt::format(
         "The samples' text was read by each of them all the same: for {} samples over {}\n"
@@ -173,11 +183,17 @@ nlohmann::ordered_json ToJson(const RunStats& stats) {
       {"draft_seconds", stats.draft_seconds},
       {"peak_rss_bytes", stats.peak_rss_bytes},
       {"baseline", nullptr},
+      {"beside", nullptr},
   };
   if (stats.baseline) {
     json["baseline"] = {{"sharing", Name(stats.baseline->sharing)},
                         {"prefill_tokens_per_second", stats.baseline->prefill_tokens_per_second},
                         {"decode_tokens_per_second", stats.baseline->decode_tokens_per_second}};
+  }
+  if (stats.peer) {
+    json["beside"] = {{"name", stats.peer->name},
+                      {"prefill_tokens_per_second", stats.peer->prefill_tokens_per_second},
+                      {"decode_tokens_per_second", stats.peer->decode_tokens_per_second}};
   }
   return json;
 }
@@ -210,11 +226,24 @@ std::string FormatTable(const RunStats& stats) {
   } else {
     const BaselineSpeed baseline = stats.baseline.value_or(BaselineSpeed());
     const std::string with = stats.sharing == SharingMode::kTree ? "with sharing" : fmt::format("sharing {}", Name(stats.sharing));
-    text = Layout(with, {{"decode tokens/s", stats.decode_tokens_per_second(), baseline.decode_tokens_per_second, true},
-                         {"prefill tokens/s", stats.prefill_tokens_per_second(), baseline.prefill_tokens_per_second, true},
-                         {"KV read per decode step", stats.kv_bytes_read_per_step(), stats.kv_bytes_read_per_step_unshared()},
-                         {"KV stored at the peak", static_cast<double>(stats.kv_bytes_stored),
-                          static_cast<double>(stats.kv_bytes_stored_unshared)}}) +
+    const PeerSpeed peer = stats.peer.value_or(PeerSpeed());
+    text = Layout(with, peer.name,
+                  {{.label = "decode tokens/s",
+                    .with = stats.decode_tokens_per_second(),
+                    .without = baseline.decode_tokens_per_second,
+                    .peer = peer.decode_tokens_per_second,
+                    .is_rate = true},
+                   {.label = "prefill tokens/s",
+                    .with = stats.prefill_tokens_per_second(),
+                    .without = baseline.prefill_tokens_per_second,
+                    .peer = peer.prefill_tokens_per_second,
+                    .is_rate = true},
+                   {.label = "KV read per decode step",
+                    .with = stats.kv_bytes_read_per_step(),
+                    .without = stats.kv_bytes_read_per_step_unshared()},
+                   {.label = "KV stored at the peak",
+                    .with = static_cast<double>(stats.kv_bytes_stored),
+                    .without = static_cast<double>(stats.kv_bytes_stored_unshared)}}) +
            ExplainTable(stats);
   }
   return text + FormatDrafts(stats) +

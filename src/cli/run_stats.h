@@ -9,6 +9,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "cli/peer_speed.h"
 #include "coppice/engine/engine.h"
 #include "openai/generation.h"
 
@@ -47,6 +48,7 @@ struct RunStats {
   double draft_seconds = 0;
   int64_t peak_rss_bytes = 0;  // of the process, weights included
   std::optional<BaselineSpeed> baseline;
+  std::optional<PeerSpeed> peer;  // of --beside
 
   bool shares() const { return samples > 1 && (sharing == SharingMode::kTree || sharing == SharingMode::kOneLevel); }
   // 0 where nothing was measured.

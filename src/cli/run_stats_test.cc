@@ -79,6 +79,30 @@ TEST(RunStats, TableSaysHowMuchSharingGives) {
   EXPECT_THAT(FormatTable(stats), HasSubstr("Without: --sharing none, measured;"));
 }
 
+TEST(RunStats, TableHasAnotherEnginesColumn) {
+  RunStats stats = MakeRunStats({}, {}, TenSteps());
+  stats.peak_rss_bytes = 300 << 20;
+  EXPECT_TRUE(ToJson(stats)["beside"].is_null());
+  stats.baseline = {.sharing = SharingMode::kStore, .prefill_tokens_per_second = 7, .decode_tokens_per_second = 0.25};
+  stats.peer = {.name = "llama.cpp", .prefill_tokens_per_second = 2, .decode_tokens_per_second = 2};
+  EXPECT_EQ(FormatTable(stats),
+            "                         with sharing  without  llama.cpp  factor\n"
+            "decode tokens/s                   5.0      0.2        2.0   2.50x\n"
+            "prefill tokens/s                  8.0      7.0        2.0   1.14x\n"
+            "KV read per decode step       3.0 KiB  6.0 KiB          -   2.00x\n"
+            "KV stored at the peak         2.0 MiB  3.0 MiB          -   1.50x\n"
+            "Without: each sample reads what they share itself (--sharing store, measured);\n"
+            "of what is stored, it has a copy of its own (computed).\n"
+            "llama.cpp: the same job, measured before. Factor: over the better of the two.\n"
+            "4 prompt tokens; 22 generated in 1 of 2 samples; peak memory 300.0 MiB\n");
+  ExpectFitsATerminal(FormatTable(stats));
+  EXPECT_EQ(ToJson(stats)["beside"]["name"], "llama.cpp");
+  stats.baseline.reset();
+  EXPECT_THAT(FormatTable(stats), HasSubstr("decode tokens/s                   5.0        -        2.0   2.50x\n"));
+  stats.peer->name = "an engine of 16b";
+  ExpectFitsATerminal(FormatTable(stats));
+}
+
 TEST(RunStats, TableSaysWhyNothingWasShared) {
   RunStats stats = MakeRunStats({}, {}, TenSteps());
   EXPECT_THAT(FormatTable(stats), Not(HasSubstr("make sharing pay")));

@@ -230,7 +230,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
     ignored.Add(parsed->request.ignored_fields);
     const Result<std::vector<int32_t>> tokens = parser.Encode(parsed->request);
     if (!tokens.ok()) {
-      const BodyError told = parsed->request.InItsWords({tokens.status(), "prompt"});
+      const BodyError told = parsed->request.PromptError(tokens.status());
       COPPICE_RETURN_IF_ERROR(report(
           {.line = line.number, .id = parsed->id, .custom_id = parsed->custom_id, .status = told.status, .param = told.param}));
       continue;

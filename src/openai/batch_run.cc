@@ -14,6 +14,7 @@
 #include "core/json.h"
 #include "core/text_source.h"
 #include "openai/answer_size.h"
+#include "openai/request_driver.h"
 #include "openai/response_body.h"
 
 namespace coppice::openai {
@@ -23,20 +24,43 @@ constexpr auto kCrowded = std::chrono::seconds(1);  // until the next try
 
 }  // namespace
 
-struct BatchRun::Active {
-  size_t job = 0;
-  RequestId id{};  // the run's own
-  BatchLine line;
-  int64_t taken_tokens = 0;
-  std::mutex mutex;
-  RequestOutput output;
-};
-
 struct BatchRun::Finished {
   std::mutex mutex;
   std::condition_variable news;
   std::vector<std::shared_ptr<Active>> requests;
   bool woken = false;  // what the next request waits for may be there
+};
+
+class BatchRun::Active final : public RequestDriver {
+ public:
+  Active(Engine* engine, std::shared_ptr<Finished> finished) : RequestDriver(engine), finished_(std::move(finished)) {}
+
+  // An error: the engine does not take it.
+  Status Start(Request request) {
+    Begin([&] { Submit(std::move(request)); });
+    const auto lock = Lock();
+    return refused() ? failure() : OkStatus();
+  }
+  // What became of it, once it is among the finished ones.
+  const RequestCounts& outcome() const { return counts().front(); }
+  const Status& error() const { return failure(); }
+  bool interrupted() const { return cancelled() && outcome().cancelled; }  // by the run, before it had all its tokens
+
+  size_t job = 0;
+  BatchLine line;
+  int64_t taken_tokens = 0;
+  RequestOutput output;
+
+ private:
+  void OnEvent(size_t /*request*/, const StreamEvent& event) override { output.Add(event); }
+  void OnEnd() override {
+    if (refused()) return;
+    const std::lock_guard lock(finished_->mutex);
+    finished_->requests.push_back(std::static_pointer_cast<Active>(shared_from_this()));
+    finished_->news.notify_one();
+  }
+
+  const std::shared_ptr<Finished> finished_;
 };
 
 BatchRun::BatchRun(Engine* engine, const BatchInput* input, const OpenAiRequestParser* parser, BatchRunOptions options,
@@ -76,7 +100,7 @@ Status BatchRun::Submit() {
 Result<bool> BatchRun::Begin(size_t index, std::shared_ptr<Active>* begun) {
   const BatchJob& job = input_.jobs()[index];
   if (prefixes_) prefixes_->Before(index);
-  auto active = std::make_shared<Active>();
+  auto active = std::make_shared<Active>(&engine_, finished_);
   active->job = index;
   BatchErrors::Error refused;
   COPPICE_ASSIGN_OR_RETURN(std::optional<BatchLine> line, input_.Load(job, parser_, &refused));
@@ -143,18 +167,16 @@ Result<bool> BatchRun::SubmitOne(size_t index) {
   active->line.request.text.reset();  // the engine has its tokens
   active->line.request.fim.reset();
   active->line.request.prompt_ids = {};
-  request.on_event = [active, finished = finished_](const StreamEvent& event) { OnEvent(active, event, finished.get()); };
-  const Result<RequestId> id = engine_.Submit(std::move(request));
-  if (id.ok()) {
-    active->id = *id;
-    active_.insert(*id);
+  const Status refused = active->Start(std::move(request));
+  if (refused.ok()) {
+    active_.insert(std::move(active));
     return true;
   }
   Release(active->taken_tokens, 0);
   // A queue that others fill too empties again; with nobody in it, the request is what cannot be had.
-  if (id.status().code() == StatusCode::kResourceExhausted && engine_.Load().waiting > 0) return false;
-  if (id.status().code() == StatusCode::kUnavailable) return id.status();
-  COPPICE_RETURN_IF_ERROR(ReportFailure(index, active->line, id.status()));
+  if (refused.code() == StatusCode::kResourceExhausted && engine_.Load().waiting > 0) return false;
+  if (refused.code() == StatusCode::kUnavailable) return refused;
+  COPPICE_RETURN_IF_ERROR(ReportFailure(index, active->line, refused));
   return true;
 }
 
@@ -178,15 +200,6 @@ Status BatchRun::ReportFailure(size_t index, const BatchLine& line, const Status
                          .param = std::move(error.param)});
 }
 
-void BatchRun::OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished) {
-  const std::lock_guard lock(active->mutex);
-  active->output.Add(event);
-  if (!active->output.done) return;
-  const std::lock_guard finished_lock(finished->mutex);
-  finished->requests.push_back(active);
-  finished->news.notify_one();
-}
-
 void BatchRun::WaitForFinished(std::chrono::milliseconds timeout) {
   std::unique_lock lock(finished_->mutex);
   finished_->news.wait_for(lock, timeout, [this] { return !finished_->requests.empty() || finished_->woken; });
@@ -196,7 +209,7 @@ void BatchRun::WaitForFinished(std::chrono::milliseconds timeout) {
 void BatchRun::Cancel() {
   if (std::exchange(cancelled_, true)) return;
   if (const auto compiling = std::exchange(compiling_, nullptr)) Release(compiling->taken_tokens, 0);
-  for (const RequestId id : active_) (void)engine_.Cancel(id);  // one that has ended needs no cancelling
+  for (const std::shared_ptr<Active>& active : active_) active->Cancel();
 }
 
 Status BatchRun::WriteFinished() {
@@ -206,7 +219,7 @@ Status BatchRun::WriteFinished() {
     finished.swap(finished_->requests);
   }
   for (const std::shared_ptr<Active>& active : finished) {
-    active_.erase(active->id);
+    active_.erase(active);
     COPPICE_RETURN_IF_ERROR(Write(active.get()));
   }
   return OkStatus();
@@ -214,30 +227,26 @@ Status BatchRun::WriteFinished() {
 
 Status BatchRun::Write(Active* active) {
   BatchLine& line = active->line;
-  RequestOutput& output = active->output;
   const size_t job = active->job;
-  const int64_t prompt_tokens = input_.jobs()[job].num_tokens;
-  int64_t generated = 0;
-  for (const Sample& sample : output.samples) generated += std::ssize(sample.token_ids);
-  Release(active->taken_tokens, output.begun ? prompt_tokens + RepeatedTokens(line.request, prompt_tokens) + generated : 0);
-  if (output.failure.code() == StatusCode::kUnavailable) return output.failure;  // of the device: no request is at fault
-  if (!output.cancelled && !output.failure.ok()) {
-    const BodyError error = line.request.ErrorUnderWay(output.failure);
-    return ReportFailure(job, line, error.status, error.param);
+  const TokenUsage usage = active->outcome().usage(input_.jobs()[job].num_tokens);
+  const int64_t used = usage.prompt + RepeatedTokens(line.request, usage.prompt) + usage.completion;
+  Release(active->taken_tokens, active->outcome().begun ? used : 0);
+  const Status& error = active->error();
+  if (error.code() == StatusCode::kUnavailable) return error;  // of the device: no request is at fault
+  if (active->interrupted()) return OkStatus();
+  if (!error.ok()) {
+    const BodyError told = line.request.ErrorUnderWay(error);
+    return ReportFailure(job, line, told.status, told.param);
   }
-  if (output.cancelled) return OkStatus();
   ++counts_.answered;
   End(job);
-  if (options_.on_answer) {
-    options_.on_answer(
-        {.prompt = prompt_tokens, .cached = output.cached_tokens, .completion = generated, .shared_reads = output.shared_reads});
-  }
+  if (options_.on_answer) options_.on_answer(usage);
   ResponseFacts facts = {
       .id = line.id,
       .created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
       .model = options_.model};
   std::vector<Answer> answers;
-  answers.push_back({.request = std::move(line.request), .output = std::move(output), .prompt_tokens = prompt_tokens});
+  answers.push_back({.request = std::move(line.request), .output = std::move(active->output), .usage = usage});
   EnclosedText text(fmt::format(R"({{"id":{},"custom_id":{},"response":{{"status_code":200,"request_id":{},"body":)",
                                 DumpJson("batch_req_" + line.id), DumpJson(line.custom_id), DumpJson("req_" + line.id)),
                     ResponseBody(std::move(answers), std::move(facts), engine_.tokenizer()), R"(},"error":null})");

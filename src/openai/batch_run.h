@@ -84,7 +84,7 @@ class BatchRun {
   bool given_up() const { return options_.give_up_after > 0 && counts_.answered == 0 && counts_.failed >= options_.give_up_after; }
 
  private:
-  struct Active;    // a request that the engine works on. Its events come on the engine's thread, and may outlive the run
+  class Active;     // a request and what comes of it. Its events come on the engine's thread, and may outlive the run
   struct Finished;  // complete ones
 
   bool HasRoom() const;
@@ -100,7 +100,6 @@ class BatchRun {
   void Release(int64_t taken, int64_t used) const;
   Status ReportFailure(size_t job, const BatchLine& line, const Status& status, std::string param = {});
   Status Write(Active* active);
-  static void OnEvent(const std::shared_ptr<Active>& active, const StreamEvent& event, Finished* finished);
 
   Engine& engine_;
   const BatchInput& input_;
@@ -113,9 +112,9 @@ class BatchRun {
   size_t next_ = 0;  // job
   bool cancelled_ = false;
   std::chrono::steady_clock::time_point next_admission_;
-  std::vector<bool> ended_;            // by job: answered or failed
-  std::shared_ptr<Active> compiling_;  // the next one, admitted, where its constraint is not compiled yet
-  std::set<RequestId> active_;
+  std::vector<bool> ended_;                   // by job: answered or failed
+  std::shared_ptr<Active> compiling_;         // the next one, admitted, where its constraint is not compiled yet
+  std::set<std::shared_ptr<Active>> active_;  // in the engine
   const std::shared_ptr<Finished> finished_;
 };
 

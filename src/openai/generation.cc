@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "core/check.h"
+#include "openai/request_driver.h"
 
 namespace coppice::openai {
 namespace {
@@ -25,32 +25,57 @@ std::vector<RankedSample> Views(const std::vector<const Sample*>& samples) {
   return views;
 }
 
-// The request's output, and what of it is to be reported.
-struct Gathered {
-  void Add(const StreamEvent& event) {
-    const std::lock_guard lock(mutex);
-    output.Add(event);
-    if (event.index < 0 || output.samples[event.index].finished()) news.push_back(event.index);
-  }
+// One request, whose output is reported by the thread that steps the engine.
+class Gathering final : public RequestDriver {
+ public:
+  using RequestDriver::RequestDriver;
 
-  // Calls the hooks for `news`; how many samples finished. Needs no lock: nothing comes any more for those samples, nor for the
-  // prompt.
-  int32_t Report(const std::vector<int32_t>& news, const GenerationHooks& hooks) const {
+  void Start(Request request) {
+    const int32_t samples = request.n;
+    Begin([&] {
+      if (Submit(std::move(request))) output_.samples.reserve(samples);  // those that are reported stay where they are
+    });
+  }
+  // Calls the hooks for what came since the last time; how many samples finished. Done: all has come.
+  int32_t Report(const GenerationHooks& hooks, bool* done) {
+    std::vector<int32_t> news;
+    {
+      const auto lock = Lock();
+      news = std::exchange(news_, {});
+      *done = ended();
+    }
     int32_t finished = 0;
-    for (const int32_t index : news) {
+    for (const int32_t index : news) {  // nothing comes any more for those samples, nor for the prompt
       if (index < 0) {
-        if (hooks.on_prompt) hooks.on_prompt(output.prompt.text);
+        if (hooks.on_prompt) hooks.on_prompt(output_.prompt.text);
         continue;
       }
       ++finished;
-      if (hooks.on_sample) hooks.on_sample(output.samples[index]);
+      if (hooks.on_sample) hooks.on_sample(output_.samples[index]);
     }
     return finished;
   }
+  // Moves what came to `generation`.
+  Status Take(Generation* generation) {
+    const auto lock = Lock();
+    COPPICE_RETURN_IF_ERROR(failure());
+    if (!ended() && !cancelled()) return Internal("the engine has nothing to do although the request is not done");
+    generation->prompt_text = std::move(output_.prompt.text);
+    generation->prompt_logprobs = std::move(output_.prompt.logprobs);
+    generation->samples = std::move(output_.samples);
+    generation->shared_reads = counts().front().shared_reads;
+    return OkStatus();
+  }
 
-  std::mutex mutex;
-  RequestOutput output;
-  std::vector<int32_t> news;  // samples that finished, -1 for the prompt, in order
+ private:
+  void OnEvent(size_t /*request*/, const StreamEvent& event) override {
+    output_.Add(event);
+    if (event.index < 0 || output_.samples[event.index].finished()) news_.push_back(event.index);
+  }
+  void OnEnd() override {}
+
+  RequestOutput output_;
+  std::vector<int32_t> news_;  // samples that finished, -1 for the prompt, in order
 };
 
 // Counters of an engine from some moment on.
@@ -127,12 +152,6 @@ void RequestOutput::Add(const StreamEvent& event) {
     while (std::ssize(samples) <= event.index) samples.push_back({.index = static_cast<int32_t>(samples.size())});
     samples[event.index].Append(event);
   }
-  begun |= event.begun;
-  cached_tokens = std::max(cached_tokens, event.cached_tokens);
-  if (event.finish_reason == FinishReason::kError && failure.ok()) failure = event.status;
-  cancelled |= event.finish_reason == FinishReason::kCancelled;
-  if (event.request_done) shared_reads = event.shared_reads;
-  done |= event.request_done;
 }
 
 Result<Generation> Generate(Engine& engine, Request request, const GenerationHooks& hooks) {
@@ -143,15 +162,14 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
                               .tokens_wanted = int64_t{request.n} * request.max_tokens,
                               .samples = request.n};
   MetricsSince metrics(engine.Metrics());
-  const auto gathered = std::make_shared<Gathered>();  // events may outlive this call if it fails
-  request.on_event = [gathered](const StreamEvent& event) { gathered->Add(event); };
-  const Result<RequestId> id = engine.Submit(std::move(request));
-  if (!id.ok()) return id.status();
+  const auto gathering = std::make_shared<Gathering>(&engine);
+  gathering->Start(std::move(request));
   bool done = false;
+  progress.samples_finished = gathering->Report(hooks, &done);  // done already: it was refused
   for (bool more = true; more && !done;) {
     if (!generation.interrupted && hooks.should_stop && hooks.should_stop()) {
       generation.interrupted = true;
-      if (Status status = engine.Cancel(*id); !status.ok()) return status;
+      gathering->Cancel();
     }
     const int64_t decode_steps_before = generation.metrics.decode_steps, tokens_before = generation.metrics.generated_tokens;
     COPPICE_ASSIGN_OR_RETURN(more, engine.Step());
@@ -159,23 +177,10 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
     if (generation.metrics.decode_steps > decode_steps_before)
       generation.decode_tokens += generation.metrics.generated_tokens - tokens_before;
     progress.decode_tokens = generation.decode_tokens;
-    std::vector<int32_t> news;
-    {
-      const std::lock_guard lock(gathered->mutex);
-      news = std::exchange(gathered->news, {});
-      done = gathered->output.done;
-    }
-    progress.samples_finished += gathered->Report(news, hooks);
+    progress.samples_finished += gathering->Report(hooks, &done);
     if (hooks.on_step) hooks.on_step(progress);
   }
-  const std::lock_guard lock(gathered->mutex);
-  RequestOutput& output = gathered->output;
-  COPPICE_RETURN_IF_ERROR(output.failure);
-  if (!done && !generation.interrupted) return Internal("the engine has nothing to do although the request is not done");
-  generation.prompt_text = std::move(output.prompt.text);
-  generation.prompt_logprobs = std::move(output.prompt.logprobs);
-  generation.samples = std::move(output.samples);
-  generation.shared_reads = output.shared_reads;
+  COPPICE_RETURN_IF_ERROR(gathering->Take(&generation));
   return generation;
 }
 

@@ -40,19 +40,13 @@ struct EchoedPrompt {
   std::vector<std::vector<TokenLogprob>> top_logprobs;  // one list per token, the first empty; as Sample has them
 };
 
-// What the engine said of one request so far. Thread-compatible: events come on the engine's thread for them or in its steps, so
-// who reads it meanwhile needs a lock.
+// What came out of one request so far. Thread-compatible: events come on the engine's thread for them or in its steps, so that
+// reading it meanwhile takes a lock.
 struct RequestOutput {
   void Add(const StreamEvent& event);
 
   EchoedPrompt prompt;
-  std::vector<Sample> samples;  // by index, as far as events came; all once it is done
-  bool begun = false;           // StreamEvent::begun
-  int32_t cached_tokens = 0;    // of the prompt
-  SharedReads shared_reads;     // once it is done
-  Status failure;               // of the first sample that failed
-  bool cancelled = false;       // a sample was
-  bool done = false;            // all events came
+  std::vector<Sample> samples;  // by index, as far as events came; all once the request is done
 };
 
 struct Generation {

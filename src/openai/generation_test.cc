@@ -205,24 +205,17 @@ TEST(Generate, ReturnsTheEnginesErrors) {
   EXPECT_THAT(Generate(idle, kRequest, {}).status().message(), HasSubstr("not done"));
 }
 
-TEST(RequestOutput, KeepsTheFirstFailureAndWhatWasCached) {
+TEST(RequestOutput, HasSamplesByTheirIndex) {
   RequestOutput output;
-  output.Add({.index = -1, .token_ids = {1, 2}, .text = "say", .prompt_logprobs = {std::nullopt, -0.5f}, .cached_tokens = 5});
+  output.Add({.index = -1, .token_ids = {1, 2}, .text = "say", .prompt_logprobs = {std::nullopt, -0.5f}});
   output.Add(Token(1, 20, -0.5f, "x"));
-  EXPECT_FALSE(output.cancelled);
-  output.Add({.index = 1, .finish_reason = FinishReason::kCancelled});
-  output.Add({.index = 0, .finish_reason = FinishReason::kError, .status = Internal("first")});
-  EXPECT_FALSE(output.done);
-  output.Add({.index = 0, .finish_reason = FinishReason::kError, .request_done = true, .status = Internal("second")});
+  output.Add({.index = 0, .finish_reason = FinishReason::kCancelled});
   EXPECT_EQ(output.prompt.text, "say");
   EXPECT_THAT(output.prompt.token_ids, ElementsAre(1, 2));
   EXPECT_THAT(output.prompt.logprobs, ElementsAre(std::nullopt, -0.5f));
   EXPECT_EQ(output.samples[1].index, 1);
   EXPECT_EQ(output.samples[1].text, "x");
-  EXPECT_EQ(output.cached_tokens, 5);
-  EXPECT_EQ(output.failure.message(), "first");
-  EXPECT_TRUE(output.cancelled);
-  EXPECT_TRUE(output.done);
+  EXPECT_EQ(output.samples[0].finish_reason, FinishReason::kCancelled);
 }
 
 TEST(Sample, WithoutTokensHasNoMean) { EXPECT_EQ(Sample().mean_logprob(), std::nullopt); }

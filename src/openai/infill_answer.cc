@@ -67,11 +67,11 @@ class WholeText final : public PartedText {
 std::unique_ptr<TextSource> InfillBody(const Answer& answer, const ResponseFacts& facts, const Tokenizer* tokenizer) {
   const Sample none;
   const Sample& sample = answer.output.samples.empty() ? none : answer.output.samples.front();
-  ordered_json body = Piece(sample.text, /*stop=*/true, std::ssize(sample.token_ids), answer.prompt_tokens);
+  ordered_json body = Piece(sample.text, /*stop=*/true, std::ssize(sample.token_ids), answer.usage.prompt);
   if (answer.request.infill->return_tokens) body["tokens"] = sample.token_ids;
   const int32_t last = sample.token_ids.empty() ? -1 : sample.token_ids.back();
   AddEnding({.stop_type = StopTypeOf(sample.finish_reason, last, tokenizer),
-             .cached = answer.output.cached_tokens,
+             .cached = answer.usage.cached,
              .has_new_line = sample.text.find('\n') != sample.text.npos},
             facts.model, &body);
   return std::make_unique<WholeText>(DumpJson(std::move(body)));

@@ -104,9 +104,8 @@ TEST_F(InfillTest, AnswersHaveLlamaCppsForm) {
   for (const auto& [reason, last, stop_type] :
        {Case{FinishReason::kStop, 0, "eos"}, Case{FinishReason::kStop, 5, "eos"}, Case{FinishReason::kStop, 'b', "word"},
         Case{FinishReason::kLength, 'b', "limit"}}) {
-    Answer answer{.request = Parsed({{"return_tokens", true}}), .prompt_tokens = 6};
+    Answer answer{.request = Parsed({{"return_tokens", true}}), .usage = {.prompt = 6, .cached = 2, .completion = 3}};
     answer.output.samples = {{.text = "a\n", .token_ids = {'a', '\n', last}, .finish_reason = reason}};
-    answer.output.cached_tokens = 2;
     const json body = json::parse(TextOf(InfillBody(answer, {.model = "m"}, &tokenizer_).get()));
     EXPECT_EQ(body, json::parse(R"({"index": 0, "content": "a\n", "tokens": [97, 10, )" + std::to_string(last) + R"(], "stop": true,
         "id_slot": -1, "tokens_predicted": 3, "tokens_evaluated": 6, "model": "m", "has_new_line": true, "truncated": false,

@@ -326,7 +326,9 @@ TEST_F(OpenAiRequestTest, TokenLimitByDefault) {
 }
 
 json BodyOf(const OpenAiRequest& request, const RequestOutput& output, const ResponseFacts& facts, const Tokenizer* tokenizer) {
-  return json::parse(TextOf(ResponseBody({{request, output, /*prompt_tokens=*/4}}, facts, tokenizer).get()));
+  TokenUsage usage = {.prompt = 4, .cached = 3, .shared_reads = {.kv_bytes_not_read = 640, .tokens = 5, .sharers = 2}};
+  for (const Sample& sample : output.samples) usage.completion += std::ssize(sample.token_ids);
+  return json::parse(TextOf(ResponseBody({{request, output, usage}}, facts, tokenizer).get()));
 }
 
 TEST(OpenAiResponseTest, CompletionAndChat) {
@@ -334,8 +336,7 @@ TEST(OpenAiResponseTest, CompletionAndChat) {
   const std::vector<Sample> samples = {
       {.index = 0, .text = "hé", .token_ids = {'h', 0xc3, 0xa9}, .logprobs = {-1, -2, -3}, .finish_reason = FinishReason::kStop}};
   const ResponseFacts facts = {.id = "7", .created = 5, .model = "m"};
-  const RequestOutput output = {
-      .samples = samples, .cached_tokens = 3, .shared_reads = {.kv_bytes_not_read = 640, .tokens = 5, .sharers = 2}};
+  const RequestOutput output = {.samples = samples};
   OpenAiRequest request{.logprobs = true};
   const json completion = BodyOf(request, output, facts, &tokenizer);
   EXPECT_EQ(completion["id"], "cmpl-7");
@@ -387,9 +388,10 @@ TEST(OpenAiResponseTest, ChoicesOfSeveralPromptsFollowEachOther) {
     outputs[i] = {.samples = {{.text = std::string(1, static_cast<char>('a' + i)),
                                .token_ids = {'a' + i},
                                .logprobs = {-1},
-                               .finish_reason = FinishReason::kStop}},
-                  .cached_tokens = i};
-  const json body = json::parse(TextOf(ResponseBody({{request, outputs[0], 3}, {request, outputs[1], 5}}, {}, &tokenizer).get()));
+                               .finish_reason = FinishReason::kStop}}};
+  const TokenUsage first = {.prompt = 3, .completion = 1}, second = {.prompt = 5, .cached = 1, .completion = 1};
+  const json body =
+      json::parse(TextOf(ResponseBody({{request, outputs[0], first}, {request, outputs[1], second}}, {}, &tokenizer).get()));
   ASSERT_EQ(body["choices"].size(), 2);
   EXPECT_EQ(body["choices"][1]["text"], "b");
   EXPECT_EQ(body["choices"][1]["index"], 1);

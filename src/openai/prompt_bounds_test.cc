@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "openai/request.h"
@@ -23,7 +24,9 @@ constexpr size_t kTokenBytes = 4;
 // Tokens of kTokenBytes bytes; counts the texts that it was asked for.
 class CountingTokenizer final : public Tokenizer {
  public:
-  CountingTokenizer() : Tokenizer({.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"}) {}
+  explicit CountingTokenizer(const char* end_of_message = "")
+      : Tokenizer({.chat_template =
+                       std::string("{% for message in messages %}{{ message['content'] }}") + end_of_message + "{% endfor %}"}) {}
   using Tokenizer::Encode;
   Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions&) const override {
     ++encoded;
@@ -43,7 +46,7 @@ class PromptBoundsTest : public ::testing::Test {
     if (parsed) {
       const Result<std::vector<int32_t>> ids = parser_.Encode(*parsed);
       EXPECT_FALSE(ids.ok());
-      error.status = ids.status();
+      error = parsed->PromptError(ids.status());
     }
     EXPECT_EQ(tokenizer_.encoded, 0);
     return error;
@@ -74,6 +77,26 @@ TEST_F(PromptBoundsTest, OneThatCannotFitIsRefusedByItsBytes) {
   EXPECT_FALSE(ParseDetokenize({{"tokens", std::vector<int>(kContext + 1, 1)}}, 100, parser_.bounds(), &error));
   EXPECT_EQ(error.param, "tokens");
   EXPECT_TRUE(ParseDetokenize({{"tokens", std::vector<int>(kContext, 1)}}, 100, parser_.bounds(), &error));
+}
+
+// Its messages fit, and what the template makes of them does not.
+TEST_F(PromptBoundsTest, ThePromptsErrorNamesTheFieldThatHoldsIt) {
+  const std::string text(kContext * kTokenBytes - std::string_view("user").size(), 'a');
+  EXPECT_EQ(Refused(Endpoint::kCompletions, {{"prompt", text + "user."}}).param, "prompt");
+  const CountingTokenizer tokenizer("<|end of message|>");
+  const OpenAiRequestParser parser(&tokenizer, kContext, NotFound("none"), /*vocab_size=*/3);
+  const auto field_of = [&](Endpoint endpoint, const json& body) {
+    BodyError error;
+    const std::optional<OpenAiRequest> parsed = parser.Parse(endpoint, body, &error);
+    EXPECT_TRUE(parsed) << error.status.message();
+    if (!parsed) return std::string();
+    const Status status = parser.Encode(*parsed).status();
+    EXPECT_THAT(status.message(), HasSubstr("the prompt has 54 bytes; the context has 10 tokens"));
+    return parsed->PromptError(status).param;
+  };
+  const json messages = json::array({{{"role", "user"}, {"content", text}}});
+  EXPECT_EQ(field_of(Endpoint::kChatCompletions, {{"messages", messages}}), "messages");
+  EXPECT_EQ(field_of(Endpoint::kResponses, {{"input", text}}), "input");
 }
 
 TEST_F(PromptBoundsTest, MessagesAreATokenEachAtLeast) {

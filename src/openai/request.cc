@@ -337,6 +337,11 @@ BodyError OutputForm::ErrorOf(const Status& status) const {
   return {Status(status.code(), fmt::format("{}: {}", field, status.message())), field};
 }
 
+BodyError OpenAiRequest::PromptError(const Status& status) const {
+  const char* const field = infill ? "input_prefix" : IsChat(endpoint) ? "messages" : "prompt";
+  return InItsWords({status, field});
+}
+
 BodyError OpenAiRequest::InItsWords(BodyError error) const { return responses ? InWordsOfResponses(error) : std::move(error); }
 
 BodyError OpenAiRequest::ErrorUnderWay(const Status& status) const {

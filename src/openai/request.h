@@ -89,6 +89,8 @@ struct OpenAiRequest {
 
   std::shared_ptr<const ResponsesForm> responses;  // of Endpoint::kResponses: what its answer repeats
 
+  // Why the prompt cannot be encoded, with the field that holds it.
+  BodyError PromptError(const Status& status) const;
   // `error`, which came up once the request was parsed, by the names that the endpoint's bodies have for their fields.
   BodyError InItsWords(BodyError error) const;
   // Why the request ended with `status` once it was under way, and the field at fault, if one is.

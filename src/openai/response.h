@@ -23,6 +23,13 @@ struct ResponseFacts {
 struct TokenUsage {
   int64_t prompt = 0, cached = 0, completion = 0;
   SharedReads shared_reads;  // of all requests together
+
+  void Add(const TokenUsage& other) {
+    prompt += other.prompt;
+    cached += other.cached;
+    completion += other.completion;
+    shared_reads.Add(other.shared_reads);
+  }
 };
 // As an answer has it.
 nlohmann::ordered_json SharedPrefixOf(const SharedReads& reads);

@@ -67,12 +67,7 @@ ordered_json Votes(const std::vector<Sample>& samples, const std::string& patter
 
 TokenUsage UsageOf(const std::vector<Answer>& answers) {
   TokenUsage usage;
-  for (const Answer& answer : answers) {
-    usage.prompt += answer.prompt_tokens;
-    usage.cached += answer.output.cached_tokens;
-    usage.shared_reads.Add(answer.output.shared_reads);
-    for (const Sample& sample : answer.output.samples) usage.completion += std::ssize(sample.token_ids);
-  }
+  for (const Answer& answer : answers) usage.Add(answer.usage);
   return usage;
 }
 
@@ -170,7 +165,7 @@ void ResponseText::BeginAnswer(TextParts* parts) {
                            DumpJson((chat() ? "chatcmpl-" : "cmpl-") + facts_.id), chat() ? "chat.completion" : "text_completion",
                            facts_.created, DumpJson(facts_.model)));
   }
-  const auto& [request, output, prompt_tokens] = answer();
+  const auto& [request, output, usage] = answer();
   const bool fewer = request.choices < std::ssize(output.samples);
   chosen_ = Select(output.samples,
                    {.rank = request.rank || fewer, .deduplicate = request.deduplicate, .best = fewer ? request.choices : 0});

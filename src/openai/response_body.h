@@ -20,7 +20,7 @@ namespace coppice::openai {
 struct Answer {
   OpenAiRequest request;
   RequestOutput output;
-  int64_t prompt_tokens = 0;
+  TokenUsage usage;
 };
 
 // A token of a sample, whose list of others it points to.

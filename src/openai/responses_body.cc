@@ -142,14 +142,10 @@ std::unique_ptr<TextSource> ResponsesBody(Answer answer, const ResponseFacts& fa
   OutputItems items(answer.request.tools.get());
   (void)items.Push(sample.text);
   (void)items.Finish(/*by_itself=*/sample.finish_reason == FinishReason::kStop);
-  const TokenUsage usage = {.prompt = answer.prompt_tokens,
-                            .cached = answer.output.cached_tokens,
-                            .completion = std::ssize(sample.token_ids),
-                            .shared_reads = answer.output.shared_reads};
   const size_t held_bytes =
       2 * sample.text.size() + HeldBytes(sample, answer.request.request.top_logprobs) + answer.request.responses->echo.size();
   return std::make_unique<ResponsesObject>(ResponsesWriter(answer.request, facts, tokenizer), items.TakeItems(), std::move(sample),
-                                           usage, held_bytes);
+                                           answer.usage, held_bytes);
 }
 
 }  // namespace coppice::openai

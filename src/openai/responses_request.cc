@@ -512,8 +512,7 @@ BodyError ChatOfResponses::Renamed(const BodyError& error) const {
 }
 
 BodyError InWordsOfResponses(const BodyError& error) {
-  return {Status(error.status.code(), InOtherWords(error.status.message(), {})),
-          error.param == "prompt" ? "input" : InOtherWords(error.param, {})};
+  return {Status(error.status.code(), InOtherWords(error.status.message(), {})), InOtherWords(error.param, {})};
 }
 
 std::optional<ChatOfResponses> ToChat(const json& body, const ordered_json* tools, UnknownFieldsOf* unknown, BodyError* error) {

@@ -103,7 +103,7 @@ class ResponsesAnswer : public ::testing::Test {
     return Events(text);
   }
   json Whole(const OpenAiRequest& request, const std::vector<StreamEvent>& events) {
-    Answer answer{.request = request, .prompt_tokens = 4};
+    Answer answer{.request = request, .usage = kUsage};
     answer.request.stream = false;
     for (const StreamEvent& event : events) answer.output.Add(event);
     std::vector<Answer> answers;

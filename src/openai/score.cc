@@ -15,31 +15,22 @@
 namespace coppice::openai {
 
 ScoreCall::ScoreCall(Engine* engine, const ScoreRequest& request, std::function<void(Outcome)> on_end)
-    : engine_(*engine),
+    : RequestDriver(engine),
       base_(request.request),
+      usage_(request.usage),
       tree_(MakeScoreTree(request.sequences)),
       scores_(static_cast<size_t>(tree_.num_scores)),
-      outcome_{.usage = request.usage},
       on_end_(std::move(on_end)) {}
 
 std::shared_ptr<ScoreCall> ScoreCall::Start(Engine* engine, const ScoreRequest& request, std::function<void(Outcome)> on_end) {
   const std::shared_ptr<ScoreCall> call(new ScoreCall(engine, request, std::move(on_end)));
-  const std::lock_guard lock(call->mutex_);
-  call->SubmitParts(0, 1);
-  call->EndIfDone();
+  call->Begin([&] { call->SubmitParts(0, 1); });
   return call;
 }
 
 void ScoreCall::SubmitParts(size_t begin, size_t end) {
   for (size_t part = begin; part < end; ++part) {
-    const Result<RequestId> id = engine_.Submit(PartRequest(part));
-    if (id.ok()) {
-      submitted_.push_back(*id);
-      continue;
-    }
-    outcome_.status = id.status();
-    outcome_.refused = true;
-    return CancelSubmitted();
+    if (!Submit(PartRequest(part))) return;
   }
 }
 
@@ -51,50 +42,29 @@ Request ScoreCall::PartRequest(size_t part) {
     const std::chrono::duration<double> gone = std::chrono::steady_clock::now() - begin_;
     request.timeout_seconds = std::max(1e-3, base_.timeout_seconds - gone.count());
   }
-  request.on_event = [self = shared_from_this(), part](const StreamEvent& event) { self->OnEvent(part, event); };
   return request;
 }
 
 void ScoreCall::OnEvent(size_t part, const StreamEvent& event) {
-  const std::lock_guard lock(mutex_);
   const std::vector<int32_t>& ids = tree_.parts[part].ids;
-  outcome_.begun |= event.begun;
   for (size_t i = 0; i < event.prompt_scores.size(); ++i) {
     if (std::isnan(event.prompt_scores[i].logprob)) Fail(LogitsNotFinite());
     scores_[ids[i]] = event.prompt_scores[i];
   }
-  if (part == 0) outcome_.usage.cached = std::max<int64_t>(outcome_.usage.cached, event.cached_tokens);
-  if (event.finish_reason == FinishReason::kError) Fail(event.status);
-  if (!event.request_done) return;
-  outcome_.usage.shared_reads.Add(event.shared_reads);
-  ++done_;
-  const bool goes_on = outcome_.status.ok() && !outcome_.cancelled;
-  if (part == 0 && goes_on) SubmitParts(1, tree_.parts.size());
-  EndIfDone();
+  if (part == 0 && event.request_done) SubmitParts(1, tree_.parts.size());
 }
 
-void ScoreCall::Cancel() {
-  const std::lock_guard lock(mutex_);
+void ScoreCall::OnEnd() {
   if (!on_end_) return;
-  outcome_.cancelled = true;
-  CancelSubmitted();
-}
-
-void ScoreCall::CancelSubmitted() {
-  for (const RequestId id : submitted_) (void)engine_.Cancel(id);  // one that has ended needs no cancelling
-}
-
-void ScoreCall::Fail(Status status) {
-  if (!outcome_.status.ok()) return;
-  outcome_.status = std::move(status);
-  CancelSubmitted();
-}
-
-void ScoreCall::EndIfDone() {
-  if (done_ < submitted_.size() || !on_end_) return;
-  outcome_.scores = std::move(scores_);
-  outcome_.score_ids = std::move(tree_.score_ids);
-  std::exchange(on_end_, nullptr)(std::move(outcome_));
+  if (!counts().empty()) usage_.cached = counts().front().cached_tokens;  // the other parts find what this one has computed
+  usage_.shared_reads = usage(0).shared_reads;
+  std::exchange(on_end_, nullptr)({.status = failure(),
+                                   .refused = refused(),
+                                   .begun = begun(),
+                                   .cancelled = cancelled(),
+                                   .usage = usage_,
+                                   .scores = std::move(scores_),
+                                   .score_ids = std::move(tree_.score_ids)});
 }
 
 namespace {

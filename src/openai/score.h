@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "coppice/engine/engine.h"
 #include "core/text_source.h"
+#include "openai/request_driver.h"
 #include "openai/response.h"
 #include "openai/score_request.h"
 #include "openai/score_tree.h"
@@ -18,7 +18,7 @@
 namespace coppice::openai {
 
 // A ScoreRequest on its way through an engine, which outlives it. Thread-safe.
-class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
+class ScoreCall final : public RequestDriver {
  public:
   struct Outcome {
     Status status;           // of the first part that failed
@@ -33,30 +33,21 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   // `on_end` is called once, on the engine's thread for events, or within Start if the engine takes nothing. INTERNAL: a
   // log-probability is none.
   static std::shared_ptr<ScoreCall> Start(Engine* engine, const ScoreRequest& request, std::function<void(Outcome)> on_end);
-  // What is left of it is not wanted any more.
-  void Cancel();
 
  private:
   ScoreCall(Engine* engine, const ScoreRequest& request, std::function<void(Outcome)> on_end);
 
-  // With the lock held:
+  // The prompt is the first part; the others, which share it, follow when it is cached.
   void SubmitParts(size_t begin, size_t end);
   Request PartRequest(size_t part);
-  void CancelSubmitted();
-  void Fail(Status status);
-  void EndIfDone();
+  void OnEvent(size_t part, const StreamEvent& event) override;
+  void OnEnd() override;
 
-  void OnEvent(size_t part, const StreamEvent& event);
-
-  Engine& engine_;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  std::mutex mutex_;
-  Request base_;
+  const Request base_;
+  TokenUsage usage_;
   ScoreTree tree_;
   std::vector<ScoredToken> scores_;  // by ScoreTree's ids
-  std::vector<RequestId> submitted_;
-  size_t done_ = 0;  // of those submitted
-  Outcome outcome_;
   std::function<void(Outcome)> on_end_;
 };
 

@@ -13,88 +13,65 @@ double Seconds(std::chrono::steady_clock::duration duration) { return std::chron
 }  // namespace
 
 GenerationCall::GenerationCall(Parts parts)
-    : engine_(*parts.engine),
+    : RequestDriver(parts.engine),
       facts_(std::move(parts.facts)),
       responder_(std::move(parts.responder)),
+      tokenizer_(parts.engine->tokenizer()),
       prompts_(parts.prompts.size()),
       on_end_(std::move(parts.on_end)) {
   for (size_t i = 0; i < prompts_.size(); ++i) {
     const openai::OpenAiRequest& request = parts.prompts[i];
+    const int64_t prompt_tokens = std::ssize(request.request.prompt_ids);
     prompts_[i].samples = request.request.n;
-    prompts_[i].answer.prompt_tokens = std::ssize(request.request.prompt_ids);
-    prompts_[i].repeated_tokens = RepeatedTokens(request, prompts_[i].answer.prompt_tokens);
+    prompts_[i].repeated_tokens = RepeatedTokens(request, prompt_tokens);
+    prompts_[i].answer.usage.prompt = prompt_tokens;
     prompts_[i].answer.request = std::move(parts.prompts[i]);
   }
   if (!prompts_.front().answer.request.stream) return;
   int32_t first_choice = 0;
   for (const Prompt& prompt : prompts_) {
-    streams_.push_back(StreamOf(&prompt.answer.request, facts_, first_choice, engine_.tokenizer()));
+    streams_.push_back(StreamOf(&prompt.answer.request, facts_, first_choice, tokenizer_));
     first_choice += prompt.answer.request.choices;
   }
 }
 
 void GenerationCall::Start(Parts parts) {
   const std::shared_ptr<GenerationCall> call(new GenerationCall(std::move(parts)));
-  call->Submit();
+  call->Begin([&] { call->SubmitPrompts(); });
   call->responder_->WhenGone([weak = call->weak_from_this()] {
-    if (const std::shared_ptr<GenerationCall> call = weak.lock()) call->Cancel();
+    if (const std::shared_ptr<RequestDriver> call = weak.lock()) call->Cancel();
   });
 }
 
-void GenerationCall::Submit() {
-  // Held over all of it: events of the first prompt wait until the last one is submitted, and the stream's head is written first.
-  const std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < prompts_.size(); ++i) {
-    Request& kept = prompts_[i].answer.request.request;
+void GenerationCall::SubmitPrompts() {
+  for (Prompt& prompt : prompts_) {
+    Request& kept = prompt.answer.request.request;
     Request request = std::exchange(kept, Request());
     kept.echo = request.echo;  // what the answer's form depends on stays
     kept.top_logprobs = request.top_logprobs;
-    prompts_[i].answer.request.text.reset();  // the engine has its tokens
-    prompts_[i].answer.request.fim.reset();
-    prompts_[i].answer.request.prompt_ids = {};
-    request.on_event = [self = shared_from_this(), i](const StreamEvent& event) { self->OnEvent(i, event); };
-    const Result<RequestId> id = engine_.Submit(std::move(request));
-    if (id.ok()) {
-      submitted_.push_back(*id);
-      continue;
-    }
-    failure_ = id.status();
-    for (const RequestId other : submitted_) (void)engine_.Cancel(other);  // one that has ended needs no cancelling
-    if (submitted_.empty()) Finish();                                      // else with the last of them: what was computed counts
-    return;
+    prompt.answer.request.text.reset();  // the engine has its tokens
+    prompt.answer.request.fim.reset();
+    prompt.answer.request.prompt_ids = {};
+    if (!Submit(std::move(request))) return;
   }
   if (streams_.empty()) return;
-  responder_->BeginStream();
+  responder_->BeginStream();  // before what the first event brings
   std::string begin;
   for (const std::unique_ptr<openai::AnswerStream>& stream : streams_) stream->Begin(&begin);
   if (!begin.empty()) responder_->Write(std::move(begin));
 }
 
 void GenerationCall::OnEvent(size_t index, const StreamEvent& event) {
-  const std::lock_guard lock(mutex_);
-  if (ended_) return;
-  Prompt& prompt = prompts_[index];
-  prompt.cached = event.cached_tokens;
-  prompt.begun |= event.begun;
-  if (event.request_done) prompt.shared_reads = event.shared_reads;
-  prompt.generated += static_cast<int64_t>(event.token_ids.size()) * (event.index >= 0);
   if (event.index >= 0 && !event.token_ids.empty()) {
     last_token_ = Clock::now();
     if (first_token_ == Clock::time_point()) first_token_ = last_token_;
   }
-  if (event.finish_reason == FinishReason::kError && failure_.ok()) failure_ = event.status;
-  if (!gone_) Take(index, event);  // else what is generated until the engine ends it is counted, and nothing more
-  done_ += event.request_done;
-  if (done_ == submitted_.size()) {
-    Finish();
-  } else if (!failure_.ok() && event.finish_reason == FinishReason::kError) {
-    for (const RequestId id : submitted_) (void)engine_.Cancel(id);  // the answer is an error whatever the others say
-  }
+  if (!cancelled()) Take(index, event);  // else what is generated until the engine ends it is counted, and nothing more
 }
 
 void GenerationCall::Take(size_t index, const StreamEvent& event) {
   if (streams_.empty()) return prompts_[index].answer.output.Add(event);
-  if (!failure_.ok()) return;
+  if (!failure().ok()) return;
   if (event.index < 0) {
     if (std::unique_ptr<TextSource> echo = streams_[index]->Echo(event)) responder_->Write(std::move(echo));
     return;
@@ -104,39 +81,28 @@ void GenerationCall::Take(size_t index, const StreamEvent& event) {
   if (!frames.empty()) responder_->Write(std::move(frames));
 }
 
-void GenerationCall::Cancel() {
-  const std::lock_guard lock(mutex_);
-  if (ended_) return;
-  gone_ = true;
-  for (const RequestId id : submitted_) (void)engine_.Cancel(id);
-}
-
 openai::TokenUsage GenerationCall::Usage() const {
-  openai::TokenUsage usage;
-  for (const Prompt& prompt : prompts_) {
-    usage.prompt += prompt.answer.prompt_tokens;
-    usage.cached += prompt.cached;
-    usage.shared_reads.Add(prompt.shared_reads);
-    usage.completion += prompt.generated;
-  }
-  return usage;
+  int64_t prompt_tokens = 0;
+  for (const Prompt& prompt : prompts_) prompt_tokens += prompt.answer.usage.prompt;
+  return usage(prompt_tokens);
 }
 
 // What ends is counted and the key's place is free (End) before the last byte goes out: a client that has its answer
 // finds it in /metrics, and its next request finds the place.
-void GenerationCall::Finish() {
-  if (gone_) return End(kClientLeft);
-  if (!streams_.empty() && submitted_.size() == prompts_.size()) {
-    openai::BodyError failure;
-    if (!failure_.ok()) failure = prompts_.front().answer.request.ErrorUnderWay(failure_);
+void GenerationCall::OnEnd() {
+  if (!on_end_) return;  // it was told, and there was no memory for the answer, which the responder says
+  if (cancelled()) return End(kClientLeft);
+  if (!streams_.empty() && !refused()) {
+    openai::BodyError error;
+    if (!failure().ok()) error = prompts_.front().answer.request.ErrorUnderWay(failure());
     std::string end;
-    std::unique_ptr<TextSource> large_end = streams_.front()->End(Usage(), failure, &end);
-    End(failure_.ok() ? 200 : openai::HttpStatus(failure_));
+    std::unique_ptr<TextSource> large_end = streams_.front()->End(Usage(), error, &end);
+    End(failure().ok() ? 200 : openai::HttpStatus(failure()));
     if (!end.empty()) responder_->Write(std::move(end));
     if (large_end) responder_->Write(std::move(large_end));
     return responder_->EndStream();
   }
-  if (!failure_.ok()) {
+  if (!failure().ok()) {
     const HttpResponse error = FailureResponse();
     End(error.status);
     return responder_->Send(error);
@@ -146,11 +112,12 @@ void GenerationCall::Finish() {
 }
 
 HttpResponse GenerationCall::FailureResponse() const {
-  if (submitted_.size() < prompts_.size()) {
-    if (failure_.code() == StatusCode::kResourceExhausted) return ErrorResponse(429, failure_.message());  // the queue is full
-    return ErrorResponse(prompts_.front().answer.request.InItsWords({.status = failure_}).status);
+  const openai::OpenAiRequest& first = prompts_.front().answer.request;
+  if (refused()) {
+    if (failure().code() == StatusCode::kResourceExhausted) return ErrorResponse(429, failure().message());  // the queue is full
+    return ErrorResponse(first.InItsWords({.status = failure()}).status);
   }
-  const openai::BodyError error = prompts_.front().answer.request.ErrorUnderWay(failure_);
+  const openai::BodyError error = first.ErrorUnderWay(failure());
   return ErrorResponse(error.status, error.param);
 }
 
@@ -160,36 +127,37 @@ void GenerationCall::SendWhole() {
   double bytes = 0;
   bool voted = false;
   std::vector<openai::Answer> answers;
-  for (Prompt& prompt : prompts_) {
-    const openai::OpenAiRequest& request = prompt.answer.request;
-    const openai::EchoedPrompt& echo = prompt.answer.output.prompt;
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    openai::Answer& answer = prompts_[i].answer;
+    const openai::OpenAiRequest& request = answer.request;
+    const openai::EchoedPrompt& echo = answer.output.prompt;
+    answer.usage = counts()[i].usage(answer.usage.prompt);
     bytes += AnswerBytes(request, {.choices = request.choices,
                                    .prompt_tokens = std::ssize(echo.token_ids),
                                    .prompt_bytes = std::ssize(echo.text),
-                                   .output_tokens = prompt.generated});
+                                   .output_tokens = answer.usage.completion});
     voted |= request.vote.has_value();
-    answers.push_back(std::move(prompt.answer));
+    answers.push_back(std::move(answer));
   }
-  std::unique_ptr<TextSource> body = ResponseBody(std::move(answers), facts_, engine_.tokenizer());
+  std::unique_ptr<TextSource> body = ResponseBody(std::move(answers), facts_, tokenizer_);
   responder_->Send(voted ? HttpResponse{.source = std::move(body)} : BodyResponse(std::move(body), bytes));
 }
 
 void GenerationCall::End(int status) {
-  ended_ = true;
-  Outcome outcome = {.status = status};
+  Outcome outcome = {.status = status, .usage = Usage()};
   int64_t samples = 0;
-  for (const Prompt& prompt : prompts_) {
-    samples += prompt.samples;
-    if (prompt.begun) outcome.computed_tokens += prompt.answer.prompt_tokens + prompt.repeated_tokens + prompt.generated;
+  for (const Prompt& prompt : prompts_) samples += prompt.samples;
+  for (size_t i = 0; i < counts().size(); ++i) {
+    if (counts()[i].begun)
+      outcome.computed_tokens += prompts_[i].answer.usage.prompt + prompts_[i].repeated_tokens + counts()[i].generated_tokens;
   }
-  outcome.usage = Usage();
   if (first_token_ != Clock::time_point()) {
     outcome.first_token_seconds = Seconds(first_token_ - begin_);
     if (outcome.usage.completion > samples)  // between tokens of one sample; all of them run side by side
       outcome.token_seconds = Seconds(last_token_ - first_token_) * static_cast<double>(samples) /
                               static_cast<double>(outcome.usage.completion - samples);
   }
-  if (on_end_) std::exchange(on_end_, nullptr)(outcome);
+  std::exchange(on_end_, nullptr)(outcome);
 }
 
 }  // namespace coppice::server

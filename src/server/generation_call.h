@@ -6,20 +6,20 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "coppice/engine/engine.h"
 #include "openai/answer_stream.h"
 #include "openai/request.h"
+#include "openai/request_driver.h"
 #include "openai/response.h"
 #include "openai/response_body.h"
 #include "server/http.h"
 
 namespace coppice::server {
 
-class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
+class GenerationCall final : public openai::RequestDriver {
  public:
   struct Outcome {
     int status = 200;  // of HTTP; 499 where the client left before the end
@@ -42,37 +42,27 @@ class GenerationCall : public std::enable_shared_from_this<GenerationCall> {
   struct Prompt {
     openai::Answer answer;        // as far as it has come
     int64_t repeated_tokens = 0;  // of the prompt, in further choices of the answer
-    int64_t generated = 0;
-    int32_t cached = 0, samples = 0;
-    bool begun = false;
-    SharedReads shared_reads;
+    int32_t samples = 0;
   };
   using Clock = std::chrono::steady_clock;
 
   explicit GenerationCall(Parts parts);
-  void Submit();
-  void OnEvent(size_t prompt, const StreamEvent& event);
-  void Cancel();
+  void SubmitPrompts();
+  void OnEvent(size_t prompt, const StreamEvent& event) override;
+  void OnEnd() override;  // the answer's end, good or bad
   // With the lock held:
   void Take(size_t prompt, const StreamEvent& event);  // what an event says goes into the answer
   openai::TokenUsage Usage() const;
-  void Finish();  // the answer's end, good or bad
   void SendWhole();
   HttpResponse FailureResponse() const;
-  void End(int status);
+  void End(int status);  // tells what it was, once
 
-  Engine& engine_;
   const openai::ResponseFacts facts_;
   const std::shared_ptr<Responder> responder_;
+  const Tokenizer* const tokenizer_;
   const Clock::time_point begin_ = Clock::now();
-
-  std::mutex mutex_;
   std::vector<Prompt> prompts_;
   std::vector<std::unique_ptr<openai::AnswerStream>> streams_;  // by prompt; empty where the answer comes whole
-  std::vector<RequestId> submitted_;
-  size_t done_ = 0;  // prompts
-  bool gone_ = false, ended_ = false;
-  Status failure_;
   Clock::time_point first_token_, last_token_;
   std::function<void(const Outcome&)> on_end_;
 };

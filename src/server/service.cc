@@ -397,7 +397,7 @@ void Service::Take(const std::shared_ptr<Call>& call, std::vector<openai::OpenAi
     if (!seeded) prompt.request.sampling.seed = RandomSeed();
     Result<std::vector<int32_t>> ids = parser_.Encode(prompt);
     if (!ids.ok()) {
-      const openai::BodyError error = prompt.InItsWords({ids.status(), "prompt"});
+      const openai::BodyError error = prompt.PromptError(ids.status());
       return Answer(call, ErrorResponse(error.status, error.param));
     }
     parser_.SetPrompt(*std::move(ids), &prompt);

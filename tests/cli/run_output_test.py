@@ -84,6 +84,26 @@ class JsonTest(unittest.TestCase):
         self.assertEqual(stats["baseline"]["sharing"], "none")
         self.assertGreater(stats["baseline"]["decode_tokens_per_second"], 0)
 
+    def test_another_engines_speed_stands_beside(self):
+        job = ["--model", TINY, "--prompt-ids", ids(40), "-n", 4, "--max-tokens", 4, "--beside"]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "peer.json")
+            for text, words in (("{", "parse error"), ("[]", "expected an object"), ("{}", "name is missing"), ('{"name": "an engine with a long name"}', "16 bytes at most"),
+                                ('{"name": "a", "decode_tokens_per_second": "fast"}', "expected tokens a second"), ('{"name": "a", "prefill_tokens_per_second": -1}', "expected tokens a second")):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+                done = coppice("run", *job, path)
+                self.assertEqual((done.returncode, done.stdout), (2, ""), done)
+                self.assertIn(f"--beside {path}: ", done.stderr)
+                self.assertIn(words, done.stderr)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write('{"name": "llama.cpp", "version": "1", "prefill_tokens_per_second": 3, "decode_tokens_per_second": 0.5}')
+            self.assertEqual(run_json(*job, path)["stats"]["beside"], {"name": "llama.cpp", "prefill_tokens_per_second": 3.0, "decode_tokens_per_second": 0.5})
+            table = coppice("run", *job, path).stderr
+            self.assertRegex(table, r"with sharing +without +llama\.cpp +factor")
+            self.assertRegex(table, r"decode tokens/s +[\d.]+ +- +0\.5 +\S+x")
+        self.assertIn("check --beside", coppice("run", *job, path).stderr)
+
 
 class PrefixFileTest(unittest.TestCase):
     def test_saved_prefix_is_not_computed_again(self):

@@ -1,32 +1,58 @@
 #include "cli/eval/run_requests.h"
 
-#include <atomic>
+#include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "cli/interrupt.h"
 #include "core/check.h"
+#include "openai/request_driver.h"
 
 namespace coppice::cli {
 
+namespace {
+
+class Requests final : public openai::RequestDriver {
+ public:
+  using RequestDriver::RequestDriver;
+
+  void Start(std::vector<Request> requests) {
+    outputs_.resize(requests.size());
+    Begin([&] {
+      for (Request& request : requests) {
+        if (!Submit(std::move(request))) return;
+      }
+    });
+  }
+  int64_t num_done() const {
+    const auto lock = Lock();
+    return std::ranges::count_if(counts(), &openai::RequestCounts::done);
+  }
+  Result<std::vector<openai::RequestOutput>> Take() {
+    const auto lock = Lock();
+    COPPICE_RETURN_IF_ERROR(failure());
+    return std::move(outputs_);
+  }
+
+ private:
+  void OnEvent(size_t request, const StreamEvent& event) override { outputs_[request].Add(event); }
+  void OnEnd() override {}
+
+  std::vector<openai::RequestOutput> outputs_;
+};
+
+}  // namespace
+
 Result<std::vector<openai::RequestOutput>> RunRequests(Engine& engine, std::vector<Request> requests,
                                                        const std::function<void(int64_t done)>& on_step) {
-  std::vector<openai::RequestOutput> outputs(requests.size());
-  std::atomic<int64_t> done = 0;  // events come on a thread of the engine's own, those of one request in order
-  for (size_t i = 0; i < requests.size(); ++i) {
-    requests[i].on_event = [&output = outputs[i], &done](const StreamEvent& event) {
-      output.Add(event);
-      if (event.request_done) ++done;
-    };
-    COPPICE_RETURN_IF_ERROR(engine.Submit(std::move(requests[i])).status());
-  }
+  const auto run = std::make_shared<Requests>(&engine);
+  run->Start(std::move(requests));
   for (;;) {
     if (Interrupted()) return Status(StatusCode::kCancelled, "interrupted");
     COPPICE_ASSIGN_OR_RETURN(const bool worked, engine.Step());
-    if (on_step) on_step(done);
-    if (!worked) break;  // all events have been sent
+    if (on_step) on_step(run->num_done());
+    if (!worked) return run->Take();  // all events have been sent
   }
-  for (const openai::RequestOutput& output : outputs) COPPICE_RETURN_IF_ERROR(output.failure);
-  return outputs;
 }
 
 }  // namespace coppice::cli

@@ -1,0 +1,81 @@
+#include "openai/request_driver.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace coppice::openai {
+
+void RequestDriver::Begin(const std::function<void()>& submit) {
+  const std::lock_guard lock(mutex_);
+  submit();
+  EndIfDone();
+}
+
+bool RequestDriver::Submit(Request request) {
+  if (!failure_.ok() || cancelled_) return false;
+  // Memory first: what the engine has taken is known here.
+  ids_.emplace_back();
+  counts_.emplace_back();
+  request.on_event = [self = shared_from_this(), index = ids_.size() - 1](const StreamEvent& event) { self->Take(index, event); };
+  const Result<RequestId> id = engine_.Submit(std::move(request));
+  if (id.ok()) {
+    ids_.back() = *id;
+    return true;
+  }
+  ids_.pop_back();
+  counts_.pop_back();
+  refused_ = true;
+  Fail(id.status());
+  return false;
+}
+
+void RequestDriver::Take(size_t request, const StreamEvent& event) {
+  const std::lock_guard lock(mutex_);
+  if (ended_) return;
+  RequestCounts& counts = counts_[request];
+  counts.cached_tokens = std::max(counts.cached_tokens, event.cached_tokens);
+  counts.generated_tokens += static_cast<int64_t>(event.token_ids.size()) * (event.index >= 0);  // a prompt's are not generated
+  counts.begun |= event.begun;
+  counts.cancelled |= event.finish_reason == FinishReason::kCancelled;
+  if (event.request_done) counts.shared_reads = event.shared_reads;
+  if (event.finish_reason == FinishReason::kError) Fail(event.status);
+  OnEvent(request, event);
+  if (!event.request_done) return;
+  num_done_ += !std::exchange(counts_[request].done, true);
+  EndIfDone();
+}
+
+void RequestDriver::Cancel() {
+  const std::lock_guard lock(mutex_);
+  if (ended_) return;
+  cancelled_ = true;
+  CancelSubmitted();
+}
+
+void RequestDriver::Fail(Status status) {
+  if (!failure_.ok()) return;
+  failure_ = std::move(status);
+  CancelSubmitted();
+}
+
+void RequestDriver::CancelSubmitted() {
+  for (size_t i = 0; i < ids_.size(); ++i) {
+    if (!counts_[i].done) (void)engine_.Cancel(ids_[i]);  // one that has ended needs no cancelling
+  }
+}
+
+void RequestDriver::EndIfDone() {
+  if (ended_ || num_done_ < ids_.size()) return;
+  OnEnd();
+  ended_ = true;
+}
+
+bool RequestDriver::begun() const { return std::ranges::any_of(counts_, &RequestCounts::begun); }
+
+TokenUsage RequestDriver::usage(int64_t prompt_tokens) const {
+  TokenUsage usage = {.prompt = prompt_tokens};
+  for (const RequestCounts& counts : counts_) usage.Add(counts.usage(0));
+  return usage;
+}
+
+}  // namespace coppice::openai
