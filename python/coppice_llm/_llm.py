@@ -1,0 +1,310 @@
+"""The engine: a model, its KV cache and the thread that steps it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+from . import _native
+from ._types import Chat, Completion, Prompt, SamplingParams, Score, dump, is_list, is_one, prompt_field
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+_PREFIX = "coppice_llm.save_prefix"  # the pin under which a prefix is computed to be saved
+
+
+class Explanation(dict):
+    """LLM.explain(): what is shared now. A dict, and as text a report of it."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"step {self['step']}: {self['decode_rows']} rows decode, {self['prefill_rows']} rows are prompts; "
+            f"{self['grouped_rows']} read KV together with others",
+            f"KV read by the step: {_bytes(self['kv_bytes_read'])}; each row for itself: {_bytes(self['kv_bytes_read_unshared'])}",
+            f"KV read so far: {_bytes(self['total_kv_bytes_read'])}; each row for itself: {_bytes(self['total_kv_bytes_read_unshared'])}",
+            f"prefix tree: {self['tree_nodes']} nodes" + (", those in most use:" if self["prefixes"] else ""),
+        ]
+        depth = {0: 0}
+        for node in self["prefixes"]:
+            level = depth[node["id"]] = depth.get(node["parent"], 0) + 1
+            pinned = ", pinned" if node["pinned"] else ""
+            lines.append(f"{'  ' * level}tokens {node['begin']} to {node['end']}: {node['users']} samples now, found {node['hits']} times{pinned}")
+        return "\n".join(lines)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            break
+        count /= 1024
+    else:
+        unit = "TiB"
+    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+
+
+class LLM:
+    """A model, loaded, with a thread of its own that steps it.
+
+    Methods may be called from several threads at once: their requests run together and share what they have in common. No method
+    holds the GIL while it waits. Two LLMs in one process are independent.
+
+    A process that was forked after the model was loaded has no such thread: every call there is a RuntimeError. Load the model after
+    the fork, or use multiprocessing's "spawn".
+
+    Errors: ValueError for what can never work and TypeError for what is of another type, with the argument's name and value;
+    FileNotFoundError, NotImplementedError (the message says which device or build can), MemoryError (KV cache or queue are too
+    small), TimeoutError; RuntimeError for all else, a failed step among them.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] = "", device: str = "auto", **options: Any) -> None:
+        """
+        model: a GGUF file, a Hugging Face folder, or the name of a pulled model; "": the default model.
+        device: "cpu", "cuda", "cuda:1", or "auto", the first CUDA device if there is one that can, else the CPU.
+        options, all with defaults:
+            dtype: "bf16", "f16" or "f32", of KV and products.
+            weights: "fastest", "stored", "bf16" or "f32". Models of quantised files take updates as "bf16" or "f32" alone.
+            sharing: "tree", "one-level", "store" or "none".
+            kv_cache_bytes: bytes; 0: by what is free.
+            gpu_memory_utilization: share of a GPU's memory, in (0, 1].
+            max_running: samples that decode at the same moment.
+            max_batch_tokens: tokens of a step. chunk: prompt tokens of a step; 0: what is left, -1: measured.
+            max_context: tokens; 0: the model's. max_waiting: samples that wait at most; 0: any number.
+            num_threads: 0: one a core. page_size: tokens, 1 to 256. steps_ahead: 0, 1, or -1 for the device's default.
+            deterministic: a request's bits depend on nothing but the request.
+            draft: "none", "ngram" or "model"; draft_tokens, draft_model_path.
+            machine_model_path: JSON of `coppice bench calibrate`. tune: measure products first, on a GPU.
+        """
+        for name in ("model_path", "event_thread"):
+            if name in options:
+                raise TypeError(f"there is no option {name}={options[name]!r}")
+        self._native = _native.Engine({"model_path": os.fspath(model), "device": device, **options})
+        self._model = self._native.model()
+        _open.add(self)
+
+    # ------------------------------------------------------------------------------------------------------------- generation
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[Completion]:
+        """Samples of one prompt or of several: of each prompt `n`, in their order.
+
+        prompts: a string, a list of token ids, a chat (a list of messages), or a list of these.
+        params: for all prompts, or a list with one for each.
+
+        Ctrl-C ends the generation with what there is: samples that were cut off have finish_reason "cancelled". A second one raises
+        KeyboardInterrupt.
+        """
+        bodies = _bodies(prompts, params)
+        if not bodies:
+            return []
+        call = self._native.submit(bodies, True)
+        return [Completion(*sample) for sample in _take(call)]
+
+    def chat(self, messages: Chat, params: Params = None, tools: Sequence[Mapping[str, Any]] | None = None) -> list[Completion]:
+        """Samples of the next message of a chat; `tools`: functions as OpenAI's API has them, which the model's template shows."""
+        extra = {"tools": list(tools)} if tools else {}
+        bodies = _bodies([messages], params, extra)
+        return [Completion(*sample) for sample in _take(self._native.submit(bodies, True))]
+
+    def stream(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> Iterator[Completion]:
+        """As generate, while it goes on: each Completion has what is new of a sample; the last one of a sample has its finish_reason.
+
+        The requests are submitted by the call. An iterator that is closed or forgotten cancels what is left of them.
+        """
+        bodies = _bodies(prompts, params)
+        return _pieces(self._native.submit(bodies, False)) if bodies else iter(())
+
+    async def agenerate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[Completion]:
+        """As generate, for asyncio. Cancelling the task cancels the requests."""
+        bodies = _bodies(prompts, params)
+        if not bodies:
+            return []
+        call = await asyncio.to_thread(self._native.submit, bodies, True)
+        return [Completion(*sample) async for news in _news(call) for sample in news]
+
+    async def astream(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> AsyncIterator[Completion]:
+        """As stream, for asyncio."""
+        bodies = _bodies(prompts, params)
+        if bodies:
+            call = await asyncio.to_thread(self._native.submit, bodies, False)
+            async with contextlib.aclosing(_news(call)) as steps:
+                async for news in steps:
+                    for sample in news:
+                        yield Completion(*sample)
+
+    def score(self, prefix: str | Sequence[int], continuations: Sequence[str] | Sequence[Sequence[int]],
+              cache_salt: str | None = None) -> list[Score]:
+        """How probable each continuation is behind `prefix`; what continuations begin with alike is computed once.
+
+        Texts, or token ids, 2,048 continuations at most. Prefix and continuation are tokenized as one text; scored are the tokens
+        from the first one on that the prefix alone does not have. Ctrl-C raises KeyboardInterrupt.
+        """
+        body = prompt_field("prefix", prefix)
+        if "messages" in body:
+            raise TypeError(f"prefix={prefix!r:.100}: expected a string or a list of token ids")
+        if isinstance(continuations, str) or not is_list(continuations):
+            raise TypeError(f"continuations={continuations!r:.100}: expected a list of strings or of lists of token ids")
+        body["continuations"] = [prompt_field(f"continuations[{i}]", each).get("prompt") for i, each in enumerate(continuations)]
+        if cache_salt is not None:
+            body["cache_salt"] = cache_salt
+        return [Score(float(logprobs.sum(dtype="float64")), logprobs, greedy, ids) for logprobs, greedy, ids in self._native.score(dump(body))]
+
+    # --------------------------------------------------------------------------------------------------------------- prefixes
+
+    def pin(self, prompt: Prompt, name: str) -> None:
+        """Computes a prompt, and keeps its KV in the cache under `name` until unpin(name)."""
+        body = prompt_field("prompt", prompt) | {"max_tokens": 0}
+        self._native.pin(dump(body), name).take()
+
+    def unpin(self, name: str) -> None:
+        """KeyError: nothing is pinned under that name."""
+        self._native.unpin(name)
+
+    def save_prefix(self, prompt: Prompt, path: str | os.PathLike[str]) -> None:
+        """Computes a prompt and writes its tokens and KV to a file, which load_prefix of an equal model reads."""
+        self.pin(prompt, _PREFIX)
+        try:
+            self._native.save_prefix(_PREFIX, os.fspath(path))
+        finally:
+            self._native.unpin(_PREFIX)
+
+    def load_prefix(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        """Reads such a file and pins its prompt under `name` (None: the path): prompts that begin with it find its KV."""
+        path = os.fspath(path)
+        self._native.load_prefix(path if name is None else name, path)
+
+    # ---------------------------------------------------------------------------------------------------------------- weights
+
+    def update_weights(self, tensors: Mapping[str, Any], when: str = "wait", label: str = "") -> int:
+        """Replaces weights in place, some or all of them, and returns the number of updates so far.
+
+        tensors: name, as Hugging Face's folders have it ("model.layers.0.self_attn.q_proj.weight") -> a contiguous tensor of float32,
+        float16 or bfloat16 in host memory, of the model's shape, by DLPack (torch) or the buffer protocol (numpy). Nothing is copied
+        but into the weights themselves; no tensor may change before the return.
+        when: "wait", samples that run finish first, or "abort", they end with finish_reason "cancelled".
+        label: the caller's name of the weights, such as a training step.
+
+        What is cached is dropped. Errors: docs/weights.md.
+        """
+        if not isinstance(tensors, Mapping):
+            raise TypeError(f"tensors={tensors!r:.100}: expected a dict of names and tensors")
+        return self._native.update_weights(dict(tensors), when, label)
+
+    @property
+    def weight_version(self) -> tuple[int, str]:
+        """Updates since the model was loaded, and the label of the last one."""
+        return self._native.weight_version()
+
+    # ------------------------------------------------------------------------------------------------------------ information
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters since the model was loaded, under the names of EngineMetrics (include/coppice/engine/engine.h): bytes, seconds,
+        tokens; "last_step" has those of the last step, "prefixes" the nodes of the prefix tree in most use."""
+        return self._native.metrics()
+
+    def explain(self) -> Explanation:
+        """What is shared now: the last step's reads of KV with and without sharing, and the prefix tree with its users."""
+        metrics = self._native.metrics()
+        step = metrics["last_step"]
+        names = ("step", "decode_rows", "prefill_rows", "grouped_rows", "kv_bytes_read", "kv_bytes_read_unshared")
+        return Explanation(
+            {name: step[name] for name in names}
+            | {f"total_{name}": metrics[name] for name in ("kv_bytes_read", "kv_bytes_read_unshared")}
+            | {name: metrics[name] for name in ("tree_nodes", "prefixes")})
+
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """Shapes, vocabulary and what the model's files say of sampling ("sampling"), as ModelInfo has them."""
+        return dict(self._model)
+
+    def tokenize(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids of a text; add_special: with what the model wants before and behind it."""
+        return self._native.tokenize(text, add_special)
+
+    def detokenize(self, token_ids: Sequence[int], keep_special: bool = False) -> str:
+        return self._native.detokenize([int(token) for token in token_ids], keep_special)
+
+    # ------------------------------------------------------------------------------------------------------------------- end
+
+    def close(self) -> None:
+        """Gives model and KV cache back; what runs in other threads ends with RuntimeError. Closing twice does nothing."""
+        self._native.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        model = self._model
+        return f"<coppice_llm.LLM {model['architecture']}, {model['num_layers']} layers{', closed' if self._native.closed() else ''}>"
+
+
+def _bodies(prompts: Prompt | Sequence[Prompt], params: Params, extra: Mapping[str, Any] | None = None) -> list[str]:
+    """A body of a request for each prompt."""
+    if is_one(prompts):
+        prompts = [prompts]
+    if not is_list(prompts):
+        raise TypeError(f"prompts={prompts!r:.100}: expected a string, a list of token ids, a list of messages, or a list of these")
+    if params is None:
+        params = SamplingParams()
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    if not is_list(each) or not all(isinstance(one, SamplingParams) for one in each):
+        raise TypeError(f"params={params!r:.100}: expected SamplingParams, or a list with one for each prompt")
+    if len(each) != len(prompts):
+        raise ValueError(f"params has {len(each)} entries, expected {len(prompts)}, one for each prompt")
+    bodies = []
+    for i, (prompt, one) in enumerate(zip(prompts, each)):
+        body = prompt_field(f"prompts[{i}]", prompt)
+        bodies.append(dump(body | one._body("messages" in body) | dict(extra or {})))
+    return bodies
+
+
+def _take(call: _native.Call) -> list[tuple]:
+    """The next news. The first Ctrl-C cancels what runs, so that the news are what there is."""
+    try:
+        return call.take()
+    except KeyboardInterrupt:
+        call.cancel()
+        return call.take()
+
+
+def _pieces(call: _native.Call) -> Iterator[Completion]:
+    try:
+        while news := _take(call):
+            for piece in news:
+                yield Completion(*piece)
+    finally:
+        call.cancel()
+
+
+async def _news(call: _native.Call) -> AsyncIterator[list[tuple]]:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    descriptor = call.descriptor()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        while (news := call.take_now()) != []:
+            if news is None:
+                with contextlib.suppress(asyncio.TimeoutError):  # of an LLM that is closed nothing comes: take_now says so
+                    await asyncio.wait_for(ready.wait(), 1.0)
+                ready.clear()
+            else:
+                yield news
+    finally:
+        loop.remove_reader(descriptor)
+        call.cancel()
+
+
+_open: weakref.WeakSet[LLM] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before the interpreter takes away what the engines' threads may need."""
+    for llm in list(_open):
+        llm.close()

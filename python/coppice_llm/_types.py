@@ -1,0 +1,175 @@
+"""What goes into an engine and what comes out of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Union
+
+if TYPE_CHECKING:
+    import numpy
+
+# Messages with "role" and "content", as OpenAI's API has them; the model's chat template makes a prompt of them.
+Chat = Sequence[Mapping[str, Any]]
+# Text, token ids, or a chat.
+Prompt = Union[str, Sequence[int], Chat]
+
+
+@dataclass
+class SamplingParams:
+    """How samples of a prompt are drawn and where they end. None: as the line says.
+
+    Values out of range are a ValueError of the call that uses them, which names the parameter and the value.
+    """
+
+    n: int = 1
+    """Samples of the prompt: the prompt is computed once, and read once a step for all of them."""
+    max_tokens: int | None = None
+    """Tokens of a sample at most. None: 16 after a text or token ids; a chat's may go on to the end of the context."""
+    min_tokens: int = 0
+    temperature: float = 1.0
+    """0: greedy, the most probable token each time."""
+    top_p: float = 1.0
+    """In (0, 1]."""
+    top_k: int = 0
+    """0: off."""
+    min_p: float = 0.0
+    """In [0, 1]."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    """Token id -> what is added to its logit."""
+    seed: int | None = None
+    """0 to 2^64 - 1: the same seed draws the same samples from the same distributions. None: another one for each prompt."""
+    stop: str | Sequence[str] | None = None
+    """Texts that end a sample; they are not part of it."""
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    top_logprobs: int = 0
+    """0 to 20: that many alternatives at each place, for Completion.top_logprobs."""
+    json_schema: Mapping[str, Any] | str | None = None
+    """A schema that the whole output follows; at most one of json_schema, regex and grammar."""
+    regex: str | None = None
+    grammar: str | None = None
+    """In EBNF; its rule `root` is the whole output."""
+    cache_salt: str | None = None
+    """Requests with different salts share no KV."""
+    priority: int = 0
+    """Of requests that wait, higher ones come first."""
+    timeout: float | None = None
+    """Seconds from submission; what is unfinished then ends with finish_reason "error"."""
+
+    def _body(self, chat: bool) -> dict[str, Any]:
+        """These as fields of an OpenAI body (docs/batch.md)."""
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
+        fields.setdefault("seed", secrets.randbits(63))
+        if "logit_bias" in fields:
+            fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"].items()}
+        alternatives = fields.pop("top_logprobs")
+        if chat:
+            fields |= {"logprobs": True, "top_logprobs": alternatives}
+        else:
+            fields |= {"logprobs": alternatives}
+        schema = fields.pop("json_schema", None)
+        if schema is not None:
+            if isinstance(schema, str):
+                schema = json.loads(schema)
+            fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
+        return fields
+
+
+@dataclass
+class Completion:
+    """A sample, or what is new of it."""
+
+    prompt_index: int
+    """Which of the prompts."""
+    index: int
+    """Which of the prompt's samples."""
+    text: str
+    """Empty where the model has no tokenizer."""
+    token_ids: list[int]
+    logprobs: numpy.ndarray = field(repr=False)
+    """float32 [tokens]: natural logarithms of the model's own probabilities, before sampling parameters."""
+    top_logprobs: list[dict[int, float]] = field(repr=False)
+    """With SamplingParams.top_logprobs: for each token those that were most probable in its place, most probable first; else empty."""
+    finish_reason: str | None
+    """"stop", "length", "cancelled" or "error"; None: the sample goes on, in LLM.stream."""
+    cached_tokens: int
+    """Tokens of the prompt whose KV was there already."""
+    weight_version: int
+    """Updates of the weights before these tokens were computed: LLM.update_weights."""
+    error: str | None = None
+    """With finish_reason "error": what happened."""
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """None where there is no token."""
+        return float(self.logprobs.mean()) if len(self.token_ids) else None
+
+
+@dataclass
+class Score:
+    """How probable a continuation is behind a prefix."""
+
+    logprob: float
+    """Natural logarithm: the sum of `logprobs`."""
+    logprobs: numpy.ndarray = field(repr=False)
+    """float32 [tokens]."""
+    greedy: bool
+    """Each token is the most probable one in its place."""
+    token_ids: list[int]
+
+
+def is_chat(prompt: object) -> bool:
+    return is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def is_list(value: object) -> bool:
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
+
+
+def is_one(prompts: object) -> bool:
+    """A prompt and not a list of prompts. An empty list is none of either."""
+    return isinstance(prompts, str) or is_chat(prompts) or (is_list(prompts) and len(prompts) > 0 and isinstance(prompts[0], numbers.Integral))
+
+
+def prompt_field(name: str, prompt: Prompt) -> dict[str, Any]:
+    """The prompt as the field of an OpenAI body."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if is_chat(prompt):
+        return {"messages": list(prompt)}
+    if is_list(prompt) and all(isinstance(token, numbers.Integral) for token in prompt):
+        return {"prompt": [int(token) for token in prompt]}
+    raise TypeError(f"{name}={prompt!r:.100}: expected a string, a list of token ids or a list of messages")
+
+
+def dump(body: Mapping[str, Any]) -> str:
+    """The text of a body. TypeError and ValueError name the field that JSON has no form for."""
+    for name, value in body.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}={value}: expected a finite number")
+    try:
+        return json.dumps(body, default=_plain, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        for name, value in body.items():
+            try:
+                json.dumps(value, default=_plain, allow_nan=False)
+            except (TypeError, ValueError):
+                raise type(error)(f"{name}={value!r:.100}: {error}") from None
+        raise
+
+
+def _plain(value: object) -> object:
+    """Numbers of numpy as numbers of Python."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"an object of type {type(value).__name__} has no form in JSON")

@@ -1,0 +1,398 @@
+#include "python/attention_module.h"
+
+#include <fmt/format.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <charconv>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/owned_forest.h"
+#include "coppice/attention/attention.h"
+#include "coppice/attention/dlpack.h"
+#include "core/thread_pool.h"
+#include "python/errors.h"
+#include "python/process_check.h"
+#include "python/tensor.h"
+
+namespace coppice::python {
+namespace {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using attention::AttentionPlan;
+using attention::AttentionSpec;
+using attention::BoundKv;
+using attention::KvLayerView;
+using attention::OwnedForest;
+
+// A device for attention. One call at a time runs on a CPU's threads; plans of one device may be used by several threads.
+class PyContext {
+ public:
+  PyContext(const std::string& device, int num_threads) {
+    auto owned = std::make_unique<Owned>();
+    if (device == "cpu") {
+      owned->threads = ValueOrThrow(ThreadPool::Create(num_threads));
+      owned->context = ValueOrThrow(attention::Context::CreateCpu(owned->threads.get()));
+    } else {
+      owned->context = ValueOrThrow(attention::Context::CreateCuda(ordinal_ = OrdinalOf(device)));
+    }
+    owned_ = std::move(owned);
+  }
+  ~PyContext() {
+    if (!process_.here()) (void)owned_.release();  // its threads cannot be waited for
+  }
+
+  attention::Context& context() {
+    ThrowIfError(process_.Check());
+    return *owned_->context;
+  }
+  // Held while the device's threads compute.
+  std::mutex& running() { return running_; }
+
+  void CheckDevice(const char* name, int type, int id) const {
+    const bool cpu = owned_->context->device() == DeviceKind::kCpu;
+    if (cpu ? type == nb::device::cpu::value : type == nb::device::cuda::value && id == ordinal_) return;
+    throw nb::value_error(fmt::format("{} is on another device (DLPack's {}:{}), expected {}", name, type, id,
+                                      cpu ? "host memory" : fmt::format("cuda:{}", ordinal_))
+                              .c_str());
+  }
+
+ private:
+  struct Owned {
+    std::unique_ptr<ThreadPool> threads;
+    std::unique_ptr<attention::Context> context;
+  };
+
+  static int OrdinalOf(const std::string& device) {
+    int ordinal = 0;
+    if (device == "cuda") return ordinal;
+    const char* const end = device.data() + device.size();
+    const bool named = device.starts_with("cuda:");
+    const auto [stop, error] = std::from_chars(device.data() + (named ? 5 : 0), end, ordinal);
+    if (!named || error != std::errc() || stop != end || ordinal < 0) {
+      throw nb::value_error(fmt::format("device='{}': expected 'cpu', 'cuda' or 'cuda:N'", device).c_str());
+    }
+    return ordinal;
+  }
+
+  const ProcessCheck process_;
+  int ordinal_ = 0;
+  std::unique_ptr<Owned> owned_;
+  std::mutex running_;
+};
+
+// Who shares which KV. `edits` counts changes, so that a plan knows whether it has seen them.
+struct PyForest {
+  OwnedForest forest;
+  uint64_t edits = 0;
+
+  int32_t AddNode(int32_t parent, int32_t begin, std::optional<int32_t> end) {
+    if (parent != attention::kNoParent) CheckIndex("parent", parent, forest.node_parent.size());
+    ++edits;
+    ++forest.version;
+    return forest.AddNode(parent, begin, end.value_or(attention::kLive));
+  }
+  int32_t AddBranch(int32_t node, int32_t kv_len, const std::vector<int32_t>& pages, int32_t query_count) {
+    CheckIndex("node", node, forest.node_parent.size());
+    ++edits;
+    ++forest.version;
+    return forest.AddBranch(node, kv_len, query_count, pages);
+  }
+  void SetLength(int32_t branch, int32_t kv_len) {
+    CheckIndex("branch", branch, forest.branch_node.size());
+    ++edits;
+    forest.branch_kv_len[branch] = kv_len;
+  }
+  static void CheckIndex(const char* name, int32_t index, size_t count) {
+    if (index < 0 || static_cast<size_t>(index) >= count)
+      throw nb::value_error(fmt::format("{}={}: there are {} of them so far", name, index, count).c_str());
+  }
+};
+
+// KV of one layer in the caller's memory, bound once for each spec that reads it.
+class PyKv {
+ public:
+  PyKv(std::shared_ptr<PyContext> context, nb::ndarray<> k, nb::ndarray<> v, bool heads_first)
+      : context_(std::move(context)), k_(std::move(k)), v_(std::move(v)) {
+    context_->CheckDevice("k", k_.device_type(), k_.device_id());
+    context_->CheckDevice("v", v_.device_type(), v_.device_id());
+    const auto layout = heads_first ? attention::KvLayout::kHND : attention::KvLayout::kNHD;
+    view_ = ValueOrThrow(attention::KvLayerFromDlpack(ToTensor(k_), ToTensor(v_), layout));
+    num_kv_heads_ = static_cast<int32_t>(k_.shape(heads_first ? 1 : 2));
+    head_dim_ = static_cast<int32_t>(k_.shape(3));
+  }
+
+  PyKv(const PyKv&) = delete;  // its memory is bound once
+  PyKv& operator=(const PyKv&) = delete;
+
+  const BoundKv& Bound(const AttentionSpec& spec) {
+    for (const auto& bound : bound_) {
+      if (bound->spec() == spec) return *bound;
+    }
+    if (spec.num_kv_heads != num_kv_heads_ || spec.head_dim != head_dim_) {
+      throw nb::value_error(fmt::format("the KV has {} heads of {} elements, the plan {} of {}", num_kv_heads_, head_dim_,
+                                        spec.num_kv_heads, spec.head_dim)
+                                .c_str());
+    }
+    return *bound_.emplace_back(ValueOrThrow(context_->context().BindKv(spec, view_)));
+  }
+  const std::shared_ptr<PyContext>& context() const { return context_; }
+  const KvLayerView& view() const { return view_; }
+
+  void Append(const nb::object& k, const nb::object& v, const std::vector<int64_t>& slots, uintptr_t stream) {
+    const auto k_rows = TakeTensor<nb::ndarray<nb::ro>>("k", k), v_rows = TakeTensor<nb::ndarray<nb::ro>>("v", v);
+    const attention::RowsView keys = Rows("k", k_rows, slots.size()), values = Rows("v", v_rows, slots.size());
+    if (keys.row_stride != values.row_stride) {
+      throw nb::value_error(
+          fmt::format("k has row stride {} and v {}, expected the same", keys.row_stride, values.row_stride).c_str());
+    }
+    const AttentionSpec spec{.num_qo_heads = num_kv_heads_,
+                             .num_kv_heads = num_kv_heads_,
+                             .head_dim = head_dim_,
+                             .q_dtype = view_.dtype,
+                             .kv_dtype = view_.dtype};
+    attention::Context& context = context_->context();
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(context_->running());
+    Status status =
+        context.AppendKv(spec, view_, {.k = keys.data, .v = values.data, .row_stride = keys.row_stride, .slot_mapping = slots},
+                         reinterpret_cast<Stream>(stream));
+    if (!status.ok()) {
+      const nb::gil_scoped_acquire acquire;
+      Throw(status);
+    }
+  }
+
+ private:
+  attention::RowsView Rows(const char* name, const nb::ndarray<nb::ro>& array, size_t count) const {
+    context_->CheckDevice(name, array.device_type(), array.device_id());
+    const attention::RowsView rows = ValueOrThrow(attention::RowsFromDlpack(ToTensor(array), name));
+    if (rows.rows != static_cast<int64_t>(count) || rows.heads != num_kv_heads_ || rows.head_dim != head_dim_ ||
+        rows.dtype != view_.dtype) {
+      throw nb::value_error(fmt::format("{} is {} [{}, {}, {}], expected {} [{}, {}, {}]", name, Name(rows.dtype), rows.rows,
+                                        rows.heads, rows.head_dim, Name(view_.dtype), count, num_kv_heads_, head_dim_)
+                                .c_str());
+    }
+    return rows;
+  }
+
+  std::shared_ptr<PyContext> context_;
+  nb::ndarray<> k_, v_;
+  KvLayerView view_;
+  int32_t num_kv_heads_ = 0, head_dim_ = 0;
+  std::vector<std::unique_ptr<BoundKv>> bound_;
+};
+
+DType ParseDType(const char* name, const std::string& text) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    if (Name(dtype) == text) return dtype;
+  }
+  throw nb::value_error(fmt::format("{}='{}': expected one of 'f32', 'bf16', 'f16'", name, text).c_str());
+}
+
+class PyPlan {
+ public:
+  PyPlan(std::shared_ptr<PyContext> context, const nb::dict& options) : context_(std::move(context)) {
+    const auto number = [&]<class T>(const char* name, T* out) {
+      const nb::object value = options[name];
+      if (!nb::try_cast<T>(value, *out))
+        throw nb::type_error(fmt::format("{}={}: expected a number", name, nb::cast<std::string>(nb::repr(value))).c_str());
+    };
+    number("num_qo_heads", &spec_.num_qo_heads);
+    number("num_kv_heads", &spec_.num_kv_heads);
+    number("head_dim", &spec_.head_dim);
+    number("sm_scale", &spec_.sm_scale);
+    number("soft_cap", &spec_.soft_cap);
+    number("window", &spec_.window);
+    number("deterministic", &spec_.deterministic);
+    spec_.q_dtype = ParseDType("dtype", nb::cast<std::string>(options["dtype"]));
+    spec_.kv_dtype = ParseDType("kv_dtype", nb::cast<std::string>(options["kv_dtype"]));
+    attention::PlanCapacity capacity;
+    number("max_branches", &capacity.max_branches);
+    number("max_queries", &capacity.max_queries);
+    number("max_nodes", &capacity.max_nodes);
+    number("max_page_slots", &capacity.max_page_slots);
+    number("page_size", &capacity.page_size);
+    attention::PlannerOptions planner;
+    number("force_sharing", &planner.force_sharing);
+    if (!nb::cast<bool>(options["share"])) planner.policy = attention::SharePolicy::kStore;
+    plan_ = ValueOrThrow(AttentionPlan::Create(context_->context(), spec_, capacity, planner));
+  }
+
+  void Update(std::shared_ptr<PyForest> forest, uintptr_t stream) {
+    (void)context_->context();  // whether this is its process
+    ThrowIfError(plan_->Update(forest->forest.Forest()));
+    ThrowIfError(plan_->Upload(reinterpret_cast<Stream>(stream)));
+    num_queries_ = forest->forest.num_queries();
+    edits_ = forest->edits;
+    forest_ = std::move(forest);
+  }
+
+  void Run(PyKv& kv, const nb::object& q, const nb::object& out, const nb::object& lse, uintptr_t stream) {
+    if (!forest_ || forest_->edits != edits_)
+      throw nb::value_error(forest_ ? "the forest changed after plan.update(forest): update the plan first"
+                                    : "plan.update(forest) comes first");
+    if (kv.context() != context_) throw nb::value_error("kv is of another device object than the plan");
+    const auto q_array = TakeTensor<nb::ndarray<nb::ro>>("q", q);
+    const auto out_array = TakeTensor<nb::ndarray<>>("out", out);
+    const attention::RowsView q_rows = Rows("q", q_array.device_type(), q_array.device_id(), ToTensor(q_array));
+    const attention::RowsView out_rows = Rows("out", out_array.device_type(), out_array.device_id(), ToTensor(out_array));
+    std::optional<nb::ndarray<>> lse_array;
+    if (!lse.is_none()) {
+      lse_array = TakeTensor<nb::ndarray<>>("lse", lse);
+      context_->CheckDevice("lse", lse_array->device_type(), lse_array->device_id());
+      const Tensor view = ToTensor(*lse_array);
+      CheckContiguous("lse", view);
+      if (view.ndim != 2 || view.shape[0] < num_queries_ || view.shape[1] != spec_.num_qo_heads ||
+          TakeDType("lse", view) != DType::kF32)
+        throw nb::value_error(fmt::format("lse: expected float32 [{}, {}]", num_queries_, spec_.num_qo_heads).c_str());
+    }
+    const BoundKv& bound = kv.Bound(spec_);
+    const attention::RunArgs args{.q = q_rows.data,
+                                  .q_row_stride = q_rows.row_stride,
+                                  .out = out_rows.data,
+                                  .out_row_stride = out_rows.row_stride,
+                                  .lse = lse_array ? static_cast<float*>(lse_array->data()) : nullptr};
+    (void)context_->context();
+    Status status;
+    {
+      const nb::gil_scoped_release release;
+      const std::lock_guard lock(context_->running());
+      status = plan_->Run(bound, args, reinterpret_cast<Stream>(stream));
+    }
+    ThrowIfError(status);
+  }
+
+  int32_t num_queries() const { return num_queries_; }
+  int32_t StepsLeft() const { return plan_->StepsLeft(); }
+  std::string Explain() const { return plan_->Explain(); }
+  nb::dict Stats() const {
+    const attention::PlanStats stats = plan_->Stats();
+    nb::dict dict;
+    dict["kv_tokens_read"] = stats.kv_tokens_read;
+    dict["kv_tokens_read_unshared"] = stats.kv_tokens_read_unshared;
+    dict["kv_bytes_read"] = stats.kv_bytes_read;
+    dict["kv_bytes_read_unshared"] = stats.kv_bytes_read_unshared;
+    dict["kv_bytes_distinct"] = stats.kv_bytes_distinct;
+    dict["flops"] = stats.flops;
+    dict["num_items"] = stats.num_items;
+    dict["shared_nodes"] = stats.shared_nodes;
+    dict["predicted_ns"] = stats.predicted_ns;
+    return dict;
+  }
+
+ private:
+  attention::RowsView Rows(const char* name, int device, int id, const Tensor& tensor) const {
+    context_->CheckDevice(name, device, id);
+    const attention::RowsView rows = ValueOrThrow(attention::RowsFromDlpack(tensor, name));
+    if (rows.rows < num_queries_ || rows.heads != spec_.num_qo_heads || rows.head_dim != spec_.head_dim ||
+        rows.dtype != spec_.q_dtype) {
+      throw nb::value_error(fmt::format("{} is {} [{}, {}, {}], expected {} [{}, {}, {}]", name, Name(rows.dtype), rows.rows,
+                                        rows.heads, rows.head_dim, Name(spec_.q_dtype), num_queries_, spec_.num_qo_heads,
+                                        spec_.head_dim)
+                                .c_str());
+    }
+    return rows;
+  }
+
+  std::shared_ptr<PyContext> context_;
+  AttentionSpec spec_;
+  std::unique_ptr<AttentionPlan> plan_;
+  std::shared_ptr<PyForest> forest_;  // whose lengths and page rows a run reads
+  uint64_t edits_ = 0;
+  int32_t num_queries_ = 0;
+};
+
+// into = merge(into, others), in place: out [n, heads, head_dim], lse float32 [n, heads].
+void MergeStates(PyContext& context, const nb::object& out, const nb::object& lse,
+                 const std::vector<std::pair<nb::object, nb::object>>& others, uintptr_t stream) {
+  struct Taken {
+    nb::ndarray<> out, lse;
+  };
+  std::vector<Taken> taken;
+  const auto take = [&](const std::string& name, const nb::object& out_value, const nb::object& lse_value) -> attention::StateView {
+    Taken& state = taken.emplace_back(
+        Taken{TakeTensor<nb::ndarray<>>(name + ".out", out_value), TakeTensor<nb::ndarray<>>(name + ".lse", lse_value)});
+    for (const nb::ndarray<>* array : {&state.out, &state.lse}) {
+      context.CheckDevice(name.c_str(), array->device_type(), array->device_id());
+      CheckContiguous(name, ToTensor(*array));
+    }
+    const Tensor o = ToTensor(state.out), l = ToTensor(state.lse), first = ToTensor(taken.front().out);
+    const bool shaped = o.ndim == 3 && l.ndim == 2 && o.shape[0] == first.shape[0] && o.shape[1] == first.shape[1] &&
+                        o.shape[2] == first.shape[2] && l.shape[0] == o.shape[0] && l.shape[1] == o.shape[1];
+    if (!shaped)
+      throw nb::value_error((name + ": expected out [n, heads, head_dim] and lse [n, heads], the same for all states").c_str());
+    if (TakeDType(name + ".lse", l) != DType::kF32) throw nb::value_error((name + ".lse: expected float32").c_str());
+    if (TakeDType(name + ".out", o) != TakeDType(name, first))
+      throw nb::value_error((name + ".out: expected the dtype of the first state").c_str());
+    return {.out = o.data, .lse = static_cast<float*>(l.data)};
+  };
+  taken.reserve(others.size() + 1);
+  const attention::StateView into = take("states[0]", out, lse);
+  std::vector<attention::StateView> from;
+  for (const auto& [other_out, other_lse] : others)
+    from.push_back(take(fmt::format("states[{}]", from.size() + 1), other_out, other_lse));
+  const Tensor shape = ToTensor(taken.front().out);
+  const DType dtype = TakeDType("states[0].out", shape);
+  attention::Context& device = context.context();
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(context.running());
+    status = device.MergeStates(into, from, shape.shape[0], static_cast<int32_t>(shape.shape[1]),
+                                static_cast<int32_t>(shape.shape[2]), dtype, {}, reinterpret_cast<Stream>(stream));
+  }
+  ThrowIfError(status);
+}
+
+}  // namespace
+
+void AddAttention(nb::module_& module) {
+  nb::class_<PyContext>(module, "AttentionDevice").def(nb::init<const std::string&, int>(), "device"_a, "num_threads"_a);
+  nb::class_<PyForest>(module, "AttentionForest")
+      .def("__init__",
+           [](PyForest* self, int32_t page_size) {
+             new (self) PyForest();
+             self->forest.page_size = page_size;
+           })
+      .def("add_node", &PyForest::AddNode, "parent"_a, "begin"_a, "end"_a.none())
+      .def("add_branch", &PyForest::AddBranch, "node"_a, "kv_len"_a, "pages"_a, "query_count"_a)
+      .def("set_length", &PyForest::SetLength, "branch"_a, "kv_len"_a)
+      .def("capacity", [](const PyForest& self) {
+        const attention::PlanCapacity capacity = self.forest.Capacity();
+        nb::dict dict;
+        dict["max_branches"] = capacity.max_branches;
+        dict["max_queries"] = capacity.max_queries;
+        dict["max_nodes"] = capacity.max_nodes;
+        dict["max_page_slots"] = capacity.max_page_slots;
+        dict["page_size"] = capacity.page_size;
+        return dict;
+      });
+  nb::class_<PyKv>(module, "AttentionKv")
+      .def("__init__",
+           [](PyKv* self, std::shared_ptr<PyContext> device, const nb::object& k, const nb::object& v, bool heads_first) {
+             new (self) PyKv(std::move(device), TakeTensor<nb::ndarray<>>("k", k), TakeTensor<nb::ndarray<>>("v", v), heads_first);
+           })
+      .def("append", &PyKv::Append, "k"_a, "v"_a, "slots"_a, "stream"_a);
+  nb::class_<PyPlan>(module, "AttentionPlan")
+      .def(nb::init<std::shared_ptr<PyContext>, const nb::dict&>(), "device"_a, "options"_a)
+      .def("update", &PyPlan::Update, "forest"_a, "stream"_a)
+      .def("run", &PyPlan::Run, "kv"_a, "q"_a, "out"_a, "lse"_a.none(), "stream"_a)
+      .def("num_queries", &PyPlan::num_queries)
+      .def("steps_left", &PyPlan::StepsLeft)
+      .def("explain", &PyPlan::Explain)
+      .def("stats", &PyPlan::Stats);
+  module.def("merge_states", &MergeStates, "device"_a, "out"_a, "lse"_a, "others"_a, "stream"_a);
+}
+
+}  // namespace coppice::python

@@ -1,0 +1,392 @@
+"""coppice_llm.LLM: generation, streams, asyncio, scores, prefixes, updates of weights, and what callers do wrong."""
+
+import asyncio
+import json
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cli"))
+
+from program import TINY, default_model_or_skip, run_json  # noqa: E402
+
+import numpy  # noqa: E402
+
+from coppice_llm import LLM, Completion, SamplingParams  # noqa: E402
+
+IDS = [1, 5, 9, 13, 2, 7, 4]
+
+
+def tiny(**options):
+    return LLM(TINY, device="cpu", kv_cache_bytes=16 << 20, num_threads=2, **{"dtype": "f32", "weights": "f32"} | options)
+
+
+def safetensors(path):
+    """The tensors of a file in bf16, as float32."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        data = file.read()
+    del header["__metadata__"]
+    assert {at["dtype"] for at in header.values()} == {"BF16"}
+    return {name: (numpy.frombuffer(data[slice(*at["data_offsets"])], numpy.uint16).astype(numpy.uint32) << 16).view(numpy.float32).reshape(at["shape"])
+            for name, at in header.items()}
+
+
+class Bf16:
+    """A float32 array rounded to bfloat16, which numpy has no type for, by DLPack as torch gives it."""
+
+    def __init__(self, array):
+        import ctypes
+        bits = array.astype(numpy.float32).view(numpy.uint32)
+        self._array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(numpy.uint16)
+        self._ctypes = ctypes
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **_):
+        capsule = self._array.__dlpack__()
+        api = self._ctypes.pythonapi
+        api.PyCapsule_GetPointer.restype = self._ctypes.c_void_p
+        api.PyCapsule_GetPointer.argtypes = [self._ctypes.py_object, self._ctypes.c_char_p]
+        tensor = api.PyCapsule_GetPointer(capsule, b"dltensor")
+        # DLTensor: data, device (8 bytes), ndim (4 bytes), then dtype, whose first byte is the code; 4 is bfloat.
+        self._ctypes.c_uint8.from_address(tensor + 8 + 8 + 4).value = 4
+        return capsule
+
+
+class Generation(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.llm = tiny()
+
+    def test_samples_come_in_the_order_of_prompts(self):
+        params = SamplingParams(n=3, max_tokens=5, seed=7, ignore_eos=True)
+        samples = self.llm.generate([IDS, IDS[:3]], params)
+        self.assertEqual([(s.prompt_index, s.index) for s in samples], [(p, i) for p in range(2) for i in range(3)])
+        for sample in samples:
+            self.assertEqual(len(sample.token_ids), 5)
+            self.assertEqual((sample.logprobs.dtype, sample.logprobs.shape), (numpy.float32, (5,)))
+            self.assertTrue((sample.logprobs <= 0).all())
+            self.assertEqual((sample.finish_reason, sample.weight_version, sample.error, sample.text), ("length", 0, None, ""))
+        self.assertEqual([s.token_ids for s in self.llm.generate(IDS, params)], [s.token_ids for s in samples[:3]])
+
+    def test_says_what_the_program_says(self):
+        said = run_json("--model", TINY, "--device", "cpu", "--prompt-ids", ",".join(map(str, IDS)), "-n", 2, "--max-tokens", 6, "--seed", 3,
+                        "--dtype", "f32", "--weights", "f32", "--ignore-eos")
+        samples = self.llm.generate(IDS, SamplingParams(n=2, max_tokens=6, seed=3, ignore_eos=True))
+        self.assertEqual([s.token_ids for s in samples], [s["token_ids"] for s in said["samples"]])
+
+    def test_params_by_prompt_and_seeds(self):
+        short, long = SamplingParams(max_tokens=2, ignore_eos=True), SamplingParams(max_tokens=4, ignore_eos=True)
+        self.assertEqual([len(s.token_ids) for s in self.llm.generate([IDS, IDS], [short, long])], [2, 4])
+        free = SamplingParams(max_tokens=16, ignore_eos=True)
+        first, second = self.llm.generate([IDS, IDS], free)
+        self.assertNotEqual(first.token_ids, second.token_ids)
+
+    def test_what_is_cached_is_said(self):
+        prompt = [3] * 64
+        self.llm.generate(prompt, SamplingParams(max_tokens=1))
+        self.assertGreaterEqual(self.llm.generate(prompt, SamplingParams(max_tokens=1))[0].cached_tokens, 48)
+
+    def test_alternatives(self):
+        [sample] = self.llm.generate(IDS, SamplingParams(max_tokens=3, temperature=0, top_logprobs=2, ignore_eos=True))
+        for token, logprob, place in zip(sample.token_ids, sample.logprobs, sample.top_logprobs):
+            self.assertEqual(len(place), 2)
+            self.assertEqual(next(iter(place)), token)
+            self.assertAlmostEqual(place[token], logprob, places=5)
+
+    def test_a_stream_adds_up(self):
+        params = SamplingParams(n=4, max_tokens=12, seed=1, ignore_eos=True)
+        whole = self.llm.generate(IDS, params)
+        tokens, ends = {}, {}
+        for piece in self.llm.stream(IDS, params):
+            self.assertEqual(len(piece.logprobs), len(piece.token_ids))
+            tokens.setdefault(piece.index, []).extend(piece.token_ids)
+            if piece.finish_reason:
+                ends[piece.index] = piece.finish_reason
+        self.assertEqual([tokens[i] for i in range(4)], [s.token_ids for s in whole])
+        self.assertEqual(ends, dict.fromkeys(range(4), "length"))
+
+    def test_a_forgotten_stream_is_cancelled(self):
+        stream = self.llm.stream(IDS, SamplingParams(n=2, max_tokens=100, ignore_eos=True))
+        next(stream)
+        stream.close()
+        deadline = time.monotonic() + 30
+        while self.llm.metrics()["running"] > 0:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+
+    def test_asyncio(self):
+        params = SamplingParams(n=2, max_tokens=8, seed=2, ignore_eos=True)
+        whole = [s.token_ids for s in self.llm.generate(IDS, params)]
+
+        async def streamed():
+            tokens = [[], []]
+            async for piece in self.llm.astream(IDS, params):
+                tokens[piece.index] += piece.token_ids
+            return tokens
+
+        async def both():
+            return await asyncio.gather(self.llm.agenerate(IDS, params), streamed(), self.llm.agenerate(IDS, params))
+
+        first, second, third = asyncio.run(both())
+        self.assertEqual([s.token_ids for s in first], whole)
+        self.assertEqual(second, whole)
+        self.assertEqual([s.token_ids for s in third], whole)
+
+    def test_a_cancelled_task_ends_its_requests(self):
+        async def cancelled():
+            task = asyncio.create_task(self.llm.agenerate(IDS, SamplingParams(max_tokens=100, ignore_eos=True)))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(cancelled())
+        self.assertEqual(len(self.llm.generate(IDS, SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids), 2)
+
+    def test_two_engines_in_two_threads(self):
+        params = SamplingParams(n=2, max_tokens=20, seed=5, ignore_eos=True)
+        expected = [s.token_ids for s in self.llm.generate(IDS, params)]
+        said = {}
+        with tiny() as other:
+            def run(name, llm):
+                said[name] = [s.token_ids for _ in range(5) for s in llm.generate(IDS, params)]
+
+            threads = [threading.Thread(target=run, args=(i, llm)) for i, llm in enumerate((self.llm, other, self.llm))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(said, dict.fromkeys(range(3), expected * 5))
+
+    def test_scores_are_sums_of_logprobs(self):
+        continuations = [[8, 3, 1], [8, 3, 6], [2]]
+        scores = self.llm.score(IDS, continuations)
+        self.assertEqual([s.token_ids for s in scores], continuations)
+        [greedy] = self.llm.generate(IDS, SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+        [best] = self.llm.score(IDS, [greedy.token_ids])
+        self.assertTrue(best.greedy)
+        numpy.testing.assert_allclose(best.logprobs, greedy.logprobs, rtol=1e-4, atol=1e-4)
+        for score in scores:
+            self.assertAlmostEqual(score.logprob, float(score.logprobs.sum()), places=4)
+            self.assertLessEqual(score.logprob, best.logprob + 1e-4)
+
+    def test_prefixes_in_files(self):
+        prompt = list(range(2, 66))
+        with tempfile.TemporaryDirectory() as folder, tiny() as other:
+            path = os.path.join(folder, "prefix")
+            self.llm.save_prefix(prompt, path)
+            other.load_prefix(path, "read")
+            self.assertGreaterEqual(other.generate(prompt + [1], SamplingParams(max_tokens=1))[0].cached_tokens, 64)
+            other.unpin("read")
+            with self.assertRaisesRegex(KeyError, "read"):
+                other.unpin("read")
+            with self.assertRaises(FileNotFoundError):
+                other.load_prefix(os.path.join(folder, "absent"))
+
+    def test_explains_sharing(self):
+        params = SamplingParams(n=8, max_tokens=4, ignore_eos=True)
+        prompt = [4] * 128
+        self.llm.pin(prompt, "seen")
+        self.llm.generate(prompt, params)
+        explained = self.llm.explain()
+        self.assertTrue(any(node["pinned"] and node["end"] >= 112 for node in explained["prefixes"]), explained)
+        self.assertIn("pinned", str(explained))
+        self.assertGreater(self.llm.metrics()["generated_tokens"], 0)
+        self.llm.unpin("seen")
+
+    def test_completions_can_be_pickled(self):
+        [sample] = self.llm.generate(IDS, SamplingParams(max_tokens=2, ignore_eos=True))
+        again = pickle.loads(pickle.dumps(sample))
+        self.assertIsInstance(again, Completion)
+        self.assertEqual(again.token_ids, sample.token_ids)
+        self.assertAlmostEqual(again.mean_logprob, float(sample.logprobs.mean()))
+
+    def test_nothing_to_do(self):
+        self.assertEqual(self.llm.generate([]), [])
+        self.assertEqual(list(self.llm.stream([])), [])
+
+
+class Mistakes(unittest.TestCase):
+    """Each names the argument and the value."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.llm = tiny()
+
+    def refused(self, error, words, call):
+        with self.assertRaises(error) as caught:
+            call()
+        for word in words:
+            self.assertIn(word, str(caught.exception))
+
+    def test_options(self):
+        self.refused(TypeError, ["max_runing", "3", "max_running"], lambda: tiny(max_runing=3))
+        self.refused(TypeError, ["max_running", "'3'", "integer"], lambda: tiny(max_running="3"))
+        self.refused(TypeError, ["deterministic", "1"], lambda: tiny(deterministic=1))
+        self.refused(ValueError, ["dtype", "'int8'", "bf16"], lambda: tiny(dtype="int8"))
+        self.refused(ValueError, ["page_size", "0"], lambda: tiny(page_size=0))
+        self.refused(FileNotFoundError, ["no_such_model"], lambda: LLM("/tmp/no_such_model", device="cpu"))
+
+    def test_params(self):
+        for params, words in (({"n": 0}, ["n ", "0"]), ({"temperature": -1.0}, ["temperature", "-1"]), ({"top_p": 1.5}, ["top_p", "1.5"]),
+                              ({"temperature": math.nan}, ["temperature", "nan"]), ({"top_logprobs": 21}, ["logprobs", "21"]),
+                              ({"stop_token_ids": [-1]}, ["stop_token_ids", "-1"]), ({"max_tokens": "many"}, ["max_tokens", "many"])):
+            with self.subTest(params=params):
+                self.refused(ValueError, words, lambda params=params: self.llm.generate(IDS, SamplingParams(**params)))
+        self.refused(TypeError, ["seed"], lambda: self.llm.generate(IDS, SamplingParams(seed=object())))
+        self.refused(TypeError, ["params", "7"], lambda: self.llm.generate(IDS, 7))
+        self.refused(ValueError, ["params", "1", "2"], lambda: self.llm.generate([IDS, IDS], [SamplingParams()]))
+
+    def test_prompts(self):
+        self.refused(TypeError, ["prompts", "3.5"], lambda: self.llm.generate(3.5))
+        self.refused(TypeError, ["prompts[1]", "None"], lambda: self.llm.generate([IDS, None]))
+        self.refused(ValueError, ["prompts[1]", "100000"], lambda: self.llm.generate([IDS, [100000]]))
+        self.refused(ValueError, ["tokenizer"], lambda: self.llm.generate("a text"))
+        self.refused(TypeError, ["continuations", "'x'"], lambda: self.llm.score(IDS, "x"))
+        self.assertEqual(self.llm.metrics()["running"], 0)
+
+    def test_weights(self):
+        shape = [int(self.llm.model_info["hidden_size"])]
+        name = "model.norm.weight"
+        ones = numpy.ones(shape, numpy.float32)
+        self.refused(ValueError, ["tensors['model.norm.weight']", "64 bits"], lambda: self.llm.update_weights({name: ones.astype(numpy.float64)}))
+        self.refused(ValueError, ["tensors['model.norm.weight']", "stride"], lambda: self.llm.update_weights({name: numpy.ones(2 * shape[0], "f4")[::2]}))
+        self.refused(TypeError, ["tensors['model.norm.weight']", "list"], lambda: self.llm.update_weights({name: [1.0]}))
+        self.refused(NotImplementedError, ["no.such.weight"], lambda: self.llm.update_weights({"no.such.weight": ones}))
+        self.refused(ValueError, ["when", "'later'"], lambda: self.llm.update_weights({name: ones}, when="later"))
+        self.refused(TypeError, ["tensors", "3"], lambda: self.llm.update_weights(3))
+        self.assertEqual(self.llm.weight_version, (0, ""))
+
+    def test_closed(self):
+        llm = tiny()
+        llm.close()
+        llm.close()
+        self.refused(RuntimeError, ["closed"], lambda: llm.generate(IDS))
+        self.refused(RuntimeError, ["closed"], llm.metrics)
+
+    def test_time_is_over(self):
+        [sample] = self.llm.generate(IDS, SamplingParams(max_tokens=100, ignore_eos=True, timeout=1e-4))
+        self.assertEqual(sample.finish_reason, "error")
+        self.assertIn("DEADLINE_EXCEEDED", sample.error)
+
+
+class Weights(unittest.TestCase):
+    def test_updates_say_what_loaded_weights_say(self):
+        tensors = safetensors(os.path.join(TINY, "model.safetensors"))
+        params = SamplingParams(n=2, max_tokens=8, seed=1, ignore_eos=True)
+        with tiny() as llm:
+            before = [s.token_ids for s in llm.generate(IDS, params)]
+            changed = {name: numpy.ascontiguousarray(tensor[..., ::-1], numpy.float32) for name, tensor in tensors.items()}
+            self.assertEqual(llm.update_weights(changed, label="turned"), 1)
+            self.assertEqual(llm.weight_version, (1, "turned"))
+            turned = llm.generate(IDS, params)
+            self.assertNotEqual([s.token_ids for s in turned], before)
+            self.assertEqual({s.weight_version for s in turned}, {1})
+            self.assertEqual(llm.update_weights(tensors, when="abort"), 2)
+            self.assertEqual([s.token_ids for s in llm.generate(IDS, params)], before)
+
+    def test_bf16_by_dlpack(self):
+        tensors = {name: tensor * numpy.float32(1.1) for name, tensor in safetensors(os.path.join(TINY, "model.safetensors")).items()}
+        rounded = {name: (Bf16(tensor)._array.astype(numpy.uint32) << 16).view(numpy.float32) for name, tensor in tensors.items()}
+        params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+        with tiny() as llm:
+            llm.update_weights(rounded)
+            [expected] = llm.generate(IDS, params)
+            llm.update_weights({name: Bf16(tensor) for name, tensor in tensors.items()})
+            [said] = llm.generate(IDS, params)
+            self.assertEqual(said.token_ids, expected.token_ids)
+            numpy.testing.assert_array_equal(said.logprobs, expected.logprobs)
+
+
+class Processes(unittest.TestCase):
+    def run_python(self, code, send=None):
+        """stdout of a new interpreter that runs `code`; `send`: a signal, once it has printed "ready"."""
+        prelude = f"import sys; sys.path[:0] = {sys.path!r}\nfrom coppice_llm import LLM, SamplingParams\nTINY = {TINY!r}\n"
+        process = subprocess.Popen([sys.executable, "-c", prelude + code], stdout=subprocess.PIPE, text=True)
+        if send is not None:
+            self.assertEqual(process.stdout.readline(), "ready\n")
+            time.sleep(0.3)
+            process.send_signal(send)
+        out, _ = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0)
+        return out
+
+    def test_a_forked_process_refuses(self):
+        out = self.run_python("""
+import os
+llm = LLM(TINY, device="cpu", num_threads=2)
+child = os.fork()
+if child == 0:
+    try:
+        llm.generate([1, 2])
+    except RuntimeError as error:
+        print(error, flush=True)
+    sys.exit(0)
+print(os.waitpid(child, 0)[1], len(llm.generate([1, 2], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids))
+""")
+        self.assertIn("forked", out)
+        self.assertTrue(out.endswith("\n0 3\n"), out)
+
+    def test_an_interrupt_ends_with_what_there_is(self):
+        out = self.run_python("""
+llm = LLM(TINY, device="cpu", num_threads=2)
+print("ready", flush=True)
+samples = llm.generate([1, 2, 3], SamplingParams(n=4000, max_tokens=100, ignore_eos=True))
+print(len(samples), any(sample.finish_reason == "cancelled" for sample in samples), sum(len(sample.token_ids) for sample in samples) > 0)
+""", send=signal.SIGINT)
+        self.assertEqual(out, "4000 True True\n")
+
+    def test_an_open_engine_does_not_keep_the_interpreter(self):
+        self.assertEqual(self.run_python("llm = LLM(TINY, device='cpu'); stream = llm.stream([1], SamplingParams(max_tokens=90)); next(stream)\n"), "")
+
+    def test_the_program(self):
+        done = subprocess.run([sys.executable, "-m", "coppice_llm", "--version"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                              check=True)
+        self.assertTrue(done.stdout.startswith("coppice "), done.stdout)
+
+
+class Text(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.llm = LLM(default_model_or_skip(), device="cpu", kv_cache_bytes=64 << 20)
+
+    def test_text_and_stop(self):
+        [sample] = self.llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0))
+        self.assertIn("Paris", sample.text)
+        self.assertEqual(self.llm.detokenize(self.llm.tokenize("A coppice.", add_special=False)), "A coppice.")
+        [stopped] = self.llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0, stop="Paris"))
+        self.assertEqual((stopped.finish_reason, "Paris" in stopped.text), ("stop", False))
+
+    def test_chats(self):
+        messages = [{"role": "user", "content": "Say hello."}]
+        [said] = self.llm.chat(messages, SamplingParams(max_tokens=8, temperature=0))
+        [again] = self.llm.generate(messages, SamplingParams(max_tokens=8, temperature=0))
+        self.assertEqual(said.token_ids, again.token_ids)
+        with self.assertRaisesRegex(ValueError, "role"):
+            self.llm.chat([{"role": "nobody", "content": "x"}])
+
+    def test_forms(self):
+        [digits] = self.llm.generate("A number:", SamplingParams(max_tokens=8, regex="[0-9]{3}"))
+        self.assertRegex(digits.text, r"^[0-9]{3}$")
+        schema = {"type": "object", "properties": {"b": {"type": "boolean"}, "a": {"type": "boolean"}}, "required": ["b", "a"], "additionalProperties": False}
+        [form] = self.llm.generate("An object:", SamplingParams(max_tokens=64, temperature=0, json_schema=schema))
+        self.assertEqual(list(json.loads(form.text)), ["b", "a"])
+
+    def test_scores_of_text(self):
+        paris, rome = self.llm.score("The capital of France is", [" Paris", " Rome"])
+        self.assertGreater(paris.logprob, rome.logprob)
+
+
+if __name__ == "__main__":
+    unittest.main()
