@@ -7,38 +7,15 @@
 #include <system_error>
 #include <utility>
 
+#include "core/await_change.h"
+
 namespace coppice {
-namespace {
-
-// About 20 us on current cores: longer than the gap between two loops of a decode step, far shorter than a scheduler tick.
-constexpr int kSpins = 4000;
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
 
 int AvailableCores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1u, std::thread::hardware_concurrency());
 }
-
-// Spins, then sleeps, until `value` differs from `seen`; returns the new value.
-template <class T>
-T AwaitChange(const std::atomic<T>& value, T seen) {
-  for (int i = 0; i < kSpins; ++i) {
-    if (const T now = value.load(std::memory_order_acquire); now != seen) return now;
-    Pause();
-  }
-  value.wait(seen, std::memory_order_acquire);
-  return value.load(std::memory_order_acquire);
-}
-
-}  // namespace
 
 Result<std::unique_ptr<ThreadPool>> ThreadPool::Create(int num_threads) {
   if (num_threads < 0 || num_threads > kMaxThreads) {

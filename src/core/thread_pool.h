@@ -15,6 +15,9 @@
 
 namespace coppice {
 
+// Cores that this process may use.
+int AvailableCores();
+
 // `num_threads` workers, of which the calling thread is worker 0. One ParallelFor at a time; a second thread that calls while
 // one runs is a bug. Thread-compatible.
 class ThreadPool final : public Executor {

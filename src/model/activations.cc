@@ -16,7 +16,8 @@ Result<Activation> Activation::Create(Device& device, DType dtype, int64_t max_r
   return a;
 }
 
-Result<Activations> Activations::Create(Device& device, const ModelConfig& config, DType dtype, const Limits& limits) {
+Result<Activations> Activations::Create(Device& device, const ModelConfig& config, DType dtype, int64_t gathered_vocab,
+                                        const Limits& limits) {
   Activations act;
   const int64_t tokens = limits.max_tokens, logit_rows = limits.max_logit_rows, hidden = config.hidden_size;
   const int64_t q_cols = int64_t{config.num_qo_heads} * config.head_dim, kv_cols = int64_t{config.num_kv_heads} * config.head_dim;
@@ -35,6 +36,7 @@ Result<Activations> Activations::Create(Device& device, const ModelConfig& confi
       {act.kept, DType::kF32, tokens / 2, hidden},
       {act.logits_normed, dtype, logit_rows, hidden},
       {act.logits, DType::kF32, logit_rows, config.vocab_size},
+      {act.gathered_logits, DType::kF32, logit_rows, gathered_vocab},
   };
   for (const auto& a : all) {
     COPPICE_ASSIGN_OR_RETURN(a.activation, Activation::Create(device, a.dtype, a.rows, a.cols));

@@ -28,19 +28,21 @@ struct Activations {
     int32_t max_tokens = 0;      // T
     int32_t max_logit_rows = 0;  // R
   };
-  // `dtype`: of product inputs.
-  static Result<Activations> Create(Device& device, const ModelConfig& config, DType dtype, const Limits& limits);
+  // `config`: of the rank; `dtype`: of product inputs; `gathered_vocab`: of the model, where this rank gathers logits, else 0.
+  static Result<Activations> Create(Device& device, const ModelConfig& config, DType dtype, int64_t gathered_vocab,
+                                    const Limits& limits);
 
-  Activation hidden;         // [T, hidden] f32: the residual stream
-  Activation normed;         // [T, hidden]
-  Activation qkv;            // [T, (qo + 2 kv) heads * head_dim] f32
-  Activation q;              // [T, qo heads * head_dim]
-  Activation attended;       // [T, qo heads * head_dim]
-  Activation mlp;            // [T, intermediate]
-  Activation projected;      // [T, hidden] f32: what a block gives before its norm, where it has one
-  Activation kept;           // [R, hidden] f32: the residual stream of the rows whose logits are wanted, in the last layer
-  Activation logits_normed;  // [R, hidden]
-  Activation logits;         // [R, vocab] f32
+  Activation hidden;           // [T, hidden] f32: the residual stream
+  Activation normed;           // [T, hidden]
+  Activation qkv;              // [T, (qo + 2 kv) heads * head_dim] f32
+  Activation q;                // [T, qo heads * head_dim]
+  Activation attended;         // [T, qo heads * head_dim]
+  Activation mlp;              // [T, intermediate]
+  Activation projected;        // [T, hidden] f32: what a block gives before its norm, where it has one
+  Activation kept;             // [R, hidden] f32: the residual stream of the rows whose logits are wanted, in the last layer
+  Activation logits_normed;    // [R, hidden]
+  Activation logits;           // [R, vocab] f32
+  Activation gathered_logits;  // [R, vocab] f32 of all ranks
 };
 
 }  // namespace coppice

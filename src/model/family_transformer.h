@@ -29,6 +29,7 @@ class FamilyTransformer final : public Transformer {
   static Result<std::unique_ptr<Transformer>> Create(const Checkpoint& checkpoint, const Options& options);
 
   const ModelConfig& config() const override { return config_; }
+  const Shard& shard() const override { return shard_; }
   std::span<const attention::AttentionSpec> attention_specs() const override { return specs_; }
   std::span<const int32_t> layer_groups() const override { return layer_groups_; }
   Status Forward(const DeviceBatch& batch, std::span<attention::AttentionPlan* const> plans,
@@ -59,7 +60,14 @@ class FamilyTransformer final : public Transformer {
   };
 
   FamilyTransformer(const ModelConfig& config, const Options& options)
-      : config_(config), blocks_(config_.blocks), options_(options), layer_groups_(config.num_layers, 0) {}
+      : config_(config),
+        blocks_(config_.blocks),
+        options_(options),
+        single_rank_(options.communicator == nullptr ? MakeSingleRank() : nullptr),
+        ranks_(options.communicator == nullptr ? *single_rank_ : *options.communicator),
+        shard_{ranks_.rank(), ranks_.size()},
+        local_(shard_.Local(config)),
+        layer_groups_(config.num_layers, 0) {}
 
   Status MakeGroups();
   Status LoadKernels();
@@ -76,12 +84,17 @@ class FamilyTransformer final : public Transformer {
   Status RunLayer(size_t layer, const attention::BoundKv& kv, Step* step);
   Result<DeviceTensor> Attend(size_t layer, const Step& step, const attention::BoundKv& kv);
   Status KeepLogitRows(DeviceTensor* attended, Step* step);
+  Result<ConstDeviceTensor> GatherLogits(ConstDeviceTensor part, Stream stream);
   Status FeedForward(const LayerWeights& layer, const Step& step);
   Status AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step);
 
   const ModelConfig config_;
   const Blocks& blocks_;
   const Options options_;
+  const std::unique_ptr<Communicator> single_rank_;
+  Communicator& ranks_;
+  const Shard shard_;
+  const ModelConfig local_;  // heads, columns and vocabulary as this rank has them
   std::vector<attention::AttentionSpec> specs_;
   std::vector<int32_t> layer_groups_;
   std::vector<LayerGroup> groups_;

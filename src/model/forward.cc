@@ -32,8 +32,10 @@ Status FamilyTransformer::RunLayers(const DeviceBatch& batch, std::span<attentio
 
 // hidden = scale * embedding[tokens] [+ positions]; the angles of the step's positions, for each group.
 Status FamilyTransformer::Embed(const Step& step) {
-  COPPICE_RETURN_IF_ERROR(
-      ops_->Embed(step.batch.token_ids, *weights().embedding, {.scale = config_.embedding_scale}, step.hidden, step.stream));
+  const auto first_id = static_cast<int32_t>(shard_.VocabularyRows(config_).begin);
+  COPPICE_RETURN_IF_ERROR(ops_->Embed(step.batch.token_ids, *weights().embedding,
+                                      {.scale = config_.embedding_scale, .first_id = first_id}, step.hidden, step.stream));
+  COPPICE_RETURN_IF_ERROR(ranks_.AllReduce(step.hidden, step.stream));
   if (weights().positions != nullptr) {
     COPPICE_RETURN_IF_ERROR(ops_->Embed(step.batch.positions, *weights().positions, {.add = true}, step.hidden, step.stream));
   }
@@ -65,9 +67,9 @@ Result<DeviceTensor> FamilyTransformer::Attend(size_t index, const Step& step, c
                                     .cos = group.cos.Rows(step.tokens),
                                     .sin = group.sin.Rows(step.tokens),
                                     .pairs = blocks_.rope_pairs,
-                                    .num_qo_heads = config_.num_qo_heads,
-                                    .num_kv_heads = config_.num_kv_heads,
-                                    .head_dim = config_.head_dim,
+                                    .num_qo_heads = local_.num_qo_heads,
+                                    .num_kv_heads = local_.num_kv_heads,
+                                    .head_dim = local_.head_dim,
                                     .q_norm = Norm(layer.q_norm),
                                     .k_norm = Norm(layer.k_norm),
                                     .q = q,
@@ -117,11 +119,17 @@ Status FamilyTransformer::FeedForward(const LayerWeights& layer, const Step& ste
   return AddBlock(mlp, *layer.down, layer.post_mlp_norm, step);
 }
 
-// hidden += [norm](x W^T)
+// hidden += [norm](x W^T). Each rank has the inputs of a part of W's columns: a term of the sum over ranks. All have the residual
+// stream, which enters that sum once, with the first rank's term.
 Status FamilyTransformer::AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step) {
-  if (!blocks_.post_norms) return ops_->Linear(x, weight, step.hidden, {.kind = Kind::kAdd}, step.stream);
+  if (!blocks_.post_norms) {
+    const Kind kind = shard_.rank == 0 ? Kind::kAdd : Kind::kStore;
+    COPPICE_RETURN_IF_ERROR(ops_->Linear(x, weight, step.hidden, {.kind = kind}, step.stream));
+    return ranks_.AllReduce(step.hidden, step.stream);
+  }
   const DeviceTensor projected = act_.projected.Rows(step.tokens);
   COPPICE_RETURN_IF_ERROR(ops_->Linear(x, weight, projected, {}, step.stream));
+  COPPICE_RETURN_IF_ERROR(ranks_.AllReduce(projected, step.stream));
   return ops_->AddNorm(projected, Norm(post_norm), step.hidden, step.stream);
 }
 
@@ -135,7 +143,7 @@ Result<ConstDeviceTensor> FamilyTransformer::Logits(int64_t begin, int64_t count
   const ops::NormArgs norm = Norm(weights().final_norm);
   if (wanted_.hidden.rows == 1) {
     COPPICE_RETURN_IF_ERROR(ops_->NormLinear(wanted_.hidden, norm, normed, head(), logits, {}, stream));
-    return ConstDeviceTensor(logits);
+    return GatherLogits(logits, stream);
   }
   if (wanted_.rows.empty()) {
     COPPICE_RETURN_IF_ERROR(ops_->Norm(wanted_.hidden.Rows(begin, count), norm, normed, {}, stream));
@@ -143,7 +151,15 @@ Result<ConstDeviceTensor> FamilyTransformer::Logits(int64_t begin, int64_t count
     COPPICE_RETURN_IF_ERROR(ops_->Norm(wanted_.hidden, norm, normed, wanted_.rows.Sub(begin, count), stream));
   }
   COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, head(), logits, {}, stream));
-  return ConstDeviceTensor(logits);
+  return GatherLogits(logits, stream);
+}
+
+// Each rank has the logits of a part of the vocabulary; the first one draws, from all of them.
+Result<ConstDeviceTensor> FamilyTransformer::GatherLogits(ConstDeviceTensor part, Stream stream) {
+  if (shard_.ranks == 1) return part;
+  const DeviceTensor all = shard_.rank == 0 ? act_.gathered_logits.Rows(part.rows) : DeviceTensor();
+  COPPICE_RETURN_IF_ERROR(ranks_.AllGather(part, all, stream));
+  return ConstDeviceTensor(all);
 }
 
 Status FamilyTransformer::Check(const DeviceBatch& batch, size_t num_plans, size_t num_kv_layers) const {

@@ -19,13 +19,17 @@ Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint&
   Device& device = *options.device;
   std::unique_ptr<FamilyTransformer> transformer(new FamilyTransformer(checkpoint.config(), options));
   COPPICE_ASSIGN_OR_RETURN(transformer->ops_, ops::Ops::Create(&device, {.deterministic = options.deterministic}));
-  COPPICE_ASSIGN_OR_RETURN(transformer->store_, WeightStore::Load(checkpoint, checkpoint.config(),
-                                                                  {.dtype = options.dtype, .keep_stored = options.keep_stored},
-                                                                  device, *transformer->ops_));
+  COPPICE_ASSIGN_OR_RETURN(
+      transformer->store_,
+      WeightStore::Load(checkpoint, checkpoint.config(),
+                        {.dtype = options.dtype, .keep_stored = options.keep_stored, .shard = transformer->shard_}, device,
+                        *transformer->ops_));
   COPPICE_RETURN_IF_ERROR(transformer->MakeGroups());
-  COPPICE_ASSIGN_OR_RETURN(transformer->act_,
-                           Activations::Create(device, checkpoint.config(), options.dtype,
-                                               {.max_tokens = options.max_tokens, .max_logit_rows = options.max_logit_rows}));
+  COPPICE_ASSIGN_OR_RETURN(
+      transformer->act_,
+      Activations::Create(device, transformer->local_, options.dtype,
+                          transformer->shard_.ranks > 1 && transformer->shard_.rank == 0 ? checkpoint.config().vocab_size : 0,
+                          {.max_tokens = options.max_tokens, .max_logit_rows = options.max_logit_rows}));
   COPPICE_RETURN_IF_ERROR(transformer->LoadKernels());
   return std::unique_ptr<Transformer>(std::move(transformer));
 }
@@ -34,8 +38,8 @@ Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint&
 Status FamilyTransformer::MakeGroups() {
   const int32_t rotated = config_.rotated();
   const auto add = [&](int32_t window, const RopeConfig& rope) -> Status {
-    specs_.push_back({.num_qo_heads = config_.num_qo_heads,
-                      .num_kv_heads = config_.num_kv_heads,
+    specs_.push_back({.num_qo_heads = local_.num_qo_heads,
+                      .num_kv_heads = local_.num_kv_heads,
                       .head_dim = config_.head_dim,
                       .q_dtype = options_.dtype,
                       .kv_dtype = options_.kv_dtype.value_or(options_.dtype),

@@ -9,11 +9,13 @@
 
 #include "coppice/attention/attention.h"
 #include "coppice/core/status.h"
+#include "core/communicator.h"
 #include "core/device.h"
 #include "core/device_tensor.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
 #include "model/keep_stored.h"
+#include "model/shard.h"
 #include "model/step_inputs.h"
 #include "model/weight_source.h"
 
@@ -26,17 +28,21 @@ class Transformer {
     std::optional<DType> kv_dtype;  // none: dtype
     KeepStored keep_stored = KeepStored::kWhereFaster;
     Device* device = nullptr;
-    int32_t max_tokens = 512;      // T of the largest batch
-    int32_t max_logit_rows = 512;  // that Logits gives at a time
-    int32_t max_context = 0;       // longest sequence; 0: the model's. Chooses the frequencies of longrope
-    bool deterministic = false;    // a row's bits do not depend on how many rows ride with it
-    bool attends = true;           // false: queries go on in place of what they would find, for measuring all else
+    Communicator* communicator = nullptr;  // of this rank: the transformer is its shard of the model. Null: one rank
+    int32_t max_tokens = 512;              // T of the largest batch
+    int32_t max_logit_rows = 512;          // that Logits gives at a time
+    int32_t max_context = 0;               // longest sequence; 0: the model's. Chooses the frequencies of longrope
+    bool deterministic = false;            // a row's bits do not depend on how many rows ride with it
+    bool attends = true;                   // false: queries go on in place of what they would find, for measuring all else
   };
   static Result<std::unique_ptr<Transformer>> Create(const Checkpoint& checkpoint, const Options& options);
   virtual ~Transformer() = default;
 
+  // Of the whole model.
   virtual const ModelConfig& config() const = 0;
-  // What the layers' attention is: one spec per group of layers that attend alike, and the group of each layer.
+  virtual const Shard& shard() const = 0;
+  // What the layers' attention is on this rank, whose heads are padded as Shard says: one spec per group of layers that attend
+  // alike, and the group of each layer.
   virtual std::span<const attention::AttentionSpec> attention_specs() const = 0;
   virtual std::span<const int32_t> layer_groups() const = 0;
   // Appends the batch's K and V to each layer's KV and attends through the plan of its group, which is updated and uploaded for
@@ -47,7 +53,8 @@ class Transformer {
   // of all of them. KV is stored where the batch's slots say.
   virtual Status Tune(const DeviceBatch& batch, std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream) = 0;
   // Logits [count, vocab] f32, in device memory, of entries [begin, begin + count) of the last batch's logit_rows; valid until the
-  // next call's work on the stream. OUT_OF_RANGE beyond max_logit_rows at a time or the batch's.
+  // next call's work on the stream. OUT_OF_RANGE beyond max_logit_rows at a time or the batch's. Of several ranks, all make the
+  // same calls of Forward and Logits; the first one has the logits, the others get no rows.
   virtual Result<ConstDeviceTensor> Logits(int64_t begin, int64_t count, Stream stream) = 0;
 
   // A trainer's tensors as a source that UpdateWeights can take; they outlive it. Errors as TensorSource::Create and

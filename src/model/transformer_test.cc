@@ -8,13 +8,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/communicator.h"
 #include "core/thread_pool.h"
 #include "model/rope.h"
 #include "model/safetensors.h"
@@ -54,14 +57,18 @@ std::vector<double> LogProbabilities(std::span<const float> logits) {
 // leaf each.
 class Runner {
  public:
-  Runner(const std::string& fixture, DType dtype, bool deterministic, int32_t num_branches = 1, int32_t shared = 0)
-      : shared_(shared), pool_(2) {
+  Runner(const std::string& fixture, DType dtype, bool deterministic, int32_t num_branches = 1, int32_t shared = 0,
+         Communicator* communicator = nullptr)
+      : shared_(shared), pool_(communicator == nullptr ? 2 : 1) {
     auto checkpoint = Checkpoint::Open(FixturePath(fixture));
     EXPECT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
     context_ = *attention::Context::CreateCpu(&pool_);
-    auto model = Transformer::Create(
-        **checkpoint,
-        {.dtype = dtype, .device = device_.get(), .max_tokens = 320, .max_logit_rows = 320, .deterministic = deterministic});
+    auto model = Transformer::Create(**checkpoint, {.dtype = dtype,
+                                                    .device = device_.get(),
+                                                    .communicator = communicator,
+                                                    .max_tokens = 320,
+                                                    .max_logit_rows = 320,
+                                                    .deterministic = deterministic});
     EXPECT_TRUE(model.ok()) << model.status().ToString();
     model_ = std::move(model).value();
 
@@ -194,6 +201,41 @@ class Runner {
   uint64_t version_ = 0;
 };
 
+// Ranks of threads, each with a Runner of its own.
+class Ranks {
+ public:
+  Ranks(int size, const std::string& fixture, DType dtype) {
+    pools_.resize(size);
+    std::vector<Executor*> executors;
+    for (auto& pool : pools_) executors.push_back((pool = std::make_unique<ThreadPool>(1)).get());
+    group_.emplace(executors);
+    for (int rank = 0; rank < size; ++rank) {
+      ends_.push_back(group_->MakeRank(rank));
+      runners_.push_back(std::make_unique<Runner>(fixture, dtype, /*deterministic=*/true, 1, 0, ends_.back().get()));
+    }
+  }
+  Runner& first() { return *runners_.front(); }
+
+  void ForEach(const std::function<void(Runner&, size_t rank)>& body) {
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < runners_.size(); ++rank) threads.emplace_back([&, rank] { body(*runners_[rank], rank); });
+    for (std::thread& thread : threads) thread.join();
+  }
+  // Logits of the first rank; the others have none.
+  std::vector<float> Prefill(std::span<const int32_t> tokens, int32_t chunk) {
+    std::vector<std::vector<float>> logits(runners_.size());
+    ForEach([&](Runner& runner, size_t rank) { logits[rank] = runner.Prefill(tokens, chunk); });
+    for (size_t rank = 1; rank < logits.size(); ++rank) EXPECT_TRUE(logits[rank].empty());
+    return logits.front();
+  }
+
+ private:
+  std::vector<std::unique_ptr<ThreadPool>> pools_;
+  std::optional<CommunicatorGroup> group_;
+  std::vector<std::unique_ptr<Communicator>> ends_;
+  std::vector<std::unique_ptr<Runner>> runners_;
+};
+
 // The contract of float32: 1e-3 absolute and 1e-4 relative (L2, per position).
 void ExpectLogits(std::span<const float> actual, std::span<const float> expected, int32_t vocab) {
   ASSERT_EQ(actual.size(), expected.size());
@@ -237,22 +279,30 @@ TEST_P(FixtureTest, Float32GreedyContinuation) {
   }
 }
 
+// Weights unlike a checkpoint's, as a trainer has them.
+struct OtherWeights {
+  explicit OtherWeights(const Checkpoint& checkpoint) {
+    for (const auto& [name, tensor] : checkpoint.tensors()) {
+      const bool is_vector = tensor.shape.size() == 1;
+      std::vector<float>& changed = values[name];
+      changed.resize(tensor.shape[0] * (is_vector ? 1 : tensor.shape[1]));
+      const Status loaded = checkpoint.Load(name, is_vector ? 1 : tensor.shape[0], tensor.shape.back(), DType::kF32,
+                                            std::as_writable_bytes(std::span(changed)));
+      EXPECT_TRUE(loaded.ok()) << loaded.ToString();
+      for (size_t i = 0; i < changed.size(); ++i) changed[i] = changed[i] * (0.75f + 0.01f * (i % 50)) + 0.001f;
+      tensors[name] = {
+          .file = "trainer", .type = StoredType::kF32, .shape = tensor.shape, .data = std::as_bytes(std::span(changed))};
+    }
+  }
+  std::map<std::string, std::vector<float>> values;
+  TensorMap tensors;
+};
+
 // All of a model's weights are replaced by others, whole or tensor by tensor, and back by those of its file.
 TEST_P(FixtureTest, ReplacedWeightsGiveTheBitsOfLoadedOnes) {
   const auto checkpoint = Checkpoint::Open(FixturePath(GetParam())).value();
-  std::map<std::string, std::vector<float>> values;  // others
-  TensorMap tensors;
-  for (const auto& [name, tensor] : checkpoint->tensors()) {
-    const bool is_vector = tensor.shape.size() == 1;
-    std::vector<float>& changed = values[name];
-    changed.resize(tensor.shape[0] * (is_vector ? 1 : tensor.shape[1]));
-    ASSERT_TRUE(checkpoint
-                    ->Load(name, is_vector ? 1 : tensor.shape[0], tensor.shape.back(), DType::kF32,
-                           std::as_writable_bytes(std::span(changed)))
-                    .ok());
-    for (size_t i = 0; i < changed.size(); ++i) changed[i] = changed[i] * (0.75f + 0.01f * (i % 50)) + 0.001f;
-    tensors[name] = {.file = "trainer", .type = StoredType::kF32, .shape = tensor.shape, .data = std::as_bytes(std::span(changed))};
-  }
+  const OtherWeights others(*checkpoint);
+  const TensorMap& tensors = others.tensors;
   const auto prompt = std::span(expected_.prompt).first(20);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Runner fresh(GetParam(), dtype, true), whole(GetParam(), dtype, true), pieces(GetParam(), dtype, true);
@@ -275,6 +325,54 @@ TEST_P(FixtureTest, ReplacedWeightsGiveTheBitsOfLoadedOnes) {
       EXPECT_EQ(runner->Prefill(prompt, 20), before);
     }
   }
+}
+
+// Two ranks; three and four, among which heads, columns and vocabulary are not divided evenly: a rank may have nothing but zeros.
+TEST_P(FixtureTest, RanksGiveTheLogitsOfOneAndTheSameBitsEachTime) {
+  for (const int size : {2, 3, 4}) {
+    SCOPED_TRACE(std::to_string(size) + " ranks");
+    std::vector<float> before;
+    for (const int32_t chunk : {50, 50, 7}) {
+      Ranks ranks(size, GetParam(), DType::kF32);
+      const std::vector<float> logits = ranks.Prefill(expected_.prompt, chunk);
+      ASSERT_NO_FATAL_FAILURE(ExpectLogits(logits, expected_.logits, ranks.first().vocab_size()));
+      if (!before.empty()) {
+        ASSERT_EQ(logits, before) << "chunk " << chunk;
+      }
+      before = logits;
+    }
+  }
+}
+
+// Each rank takes its part of other weights, whole or tensor by tensor, and of its file's again.
+TEST_P(FixtureTest, WeightsAreReplacedOnEveryRank) {
+  const auto checkpoint = Checkpoint::Open(FixturePath(GetParam())).value();
+  const OtherWeights others(*checkpoint);
+  const auto prompt = std::span(expected_.prompt).first(20);
+  Runner one(GetParam(), DType::kF32, true);
+  Ranks whole(3, GetParam(), DType::kF32), pieces(3, GetParam(), DType::kF32);
+  const std::vector<float> before = whole.Prefill(prompt, 20);
+  const auto update = [](Runner& runner, const TensorMap& with) {
+    const auto source = runner.model().PrepareUpdate(with);
+    const Status status = source.ok() ? runner.model().UpdateWeights(**source) : source.status();
+    EXPECT_TRUE(status.ok()) << status.ToString();
+  };
+  update(one, others.tensors);
+  whole.ForEach([&](Runner& runner, size_t) {
+    update(runner, others.tensors);
+    runner.Restart();
+  });
+  pieces.ForEach([&](Runner& runner, size_t) {
+    for (const auto& [name, tensor] : others.tensors) update(runner, {{name, tensor}});
+  });
+  const std::vector<float> after = whole.Prefill(prompt, 20);
+  ASSERT_NO_FATAL_FAILURE(ExpectLogits(after, one.Prefill(prompt, 20), one.vocab_size()));
+  EXPECT_EQ(pieces.Prefill(prompt, 20), after);
+  whole.ForEach([&](Runner& runner, size_t) {
+    EXPECT_TRUE(runner.model().UpdateWeights(*checkpoint).ok());
+    runner.Restart();
+  });
+  EXPECT_EQ(whole.Prefill(prompt, 20), before);
 }
 
 TEST_P(FixtureTest, Float32BranchesThatShareTheirPrefix) {

@@ -107,6 +107,17 @@ std::vector<RowRun> FusedRows(const ModelConfig& config) {
   return runs;
 }
 
+std::vector<RowRun> SelectRows(const std::vector<RowRun>& runs, RowRun of) {
+  std::vector<RowRun> selected;
+  int64_t first = 0;  // of the run
+  for (const RowRun& run : runs) {
+    const int64_t begin = std::max(of.begin, first), end = std::min(of.begin + of.count, first + run.count);
+    if (begin < end) selected.push_back({run.begin + begin - first, end - begin});
+    first += run.count;
+  }
+  return selected;
+}
+
 std::optional<WeightRole> RoleOfGgufName(std::string_view stem) {
   const auto found = std::ranges::find(kGgufNames, stem, &WeightName::name);
   return found == kGgufNames.end() ? std::nullopt : std::optional(found->role);

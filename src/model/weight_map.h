@@ -12,6 +12,7 @@
 
 #include "model/config.h"
 #include "model/families/family.h"
+#include "model/shard.h"
 
 namespace coppice {
 
@@ -27,12 +28,10 @@ struct WeightEntry {
 using WeightMap = std::map<std::pair<int32_t, WeightRole>, WeightEntry>;
 WeightMap WeightsOf(const ModelConfig& config);
 
-// Rows of a stored projection that lie together.
-struct RowRun {
-  int64_t begin, count;
-};
 // Where the rows of q, k and v lie in the fused projection, in that order. kSeparate: nothing.
 std::vector<RowRun> FusedRows(const ModelConfig& config);
+// Rows [of.begin, of.begin + of.count) of what the runs are one after the other.
+std::vector<RowRun> SelectRows(const std::vector<RowRun>& runs, RowRun of);
 
 // "blk.7.attn_q" -> "model.layers.7.self_attn.q_proj" in a family's names; nothing for a name that it does not have.
 std::optional<std::string> HuggingFaceName(const Family& family, std::string_view gguf_name);

@@ -29,7 +29,7 @@ struct Product {
   int32_t layer = kNoLayer;
   std::vector<WeightRole> roles;  // of the matrices
   ops::PartOrder order = ops::PartOrder::kConcatenated;
-  std::vector<RowRun> runs = {};  // the rows of a single matrix in the order of the outputs, a part each; empty: as stored
+  std::vector<RowRun> runs = {};  // where the rows of a single matrix lie, in the order of the outputs; empty: as stored
   bool is_qkv = false;            // packed for what rotates heads
 };
 
@@ -98,7 +98,15 @@ class PartReader {
 
   Result<std::vector<float>> Vector(const std::string& name, int64_t n) const {
     std::vector<float> values(n);
-    COPPICE_RETURN_IF_ERROR(Convert(name, 1, n, DType::kF32, std::as_writable_bytes(std::span(values))));
+    const auto out = std::as_writable_bytes(std::span(values));
+    const auto found = source_.tensors().find(name);
+    if (found == source_.tensors().end() || found->second.device == DeviceKind::kCpu) {
+      COPPICE_RETURN_IF_ERROR(source_.Load(name, 1, n, DType::kF32, out));
+      return values;
+    }
+    Buffer copy;
+    COPPICE_ASSIGN_OR_RETURN(const StoredTensor on_host, OnHost(found->second, &copy));
+    COPPICE_RETURN_IF_ERROR(LoadWeight(name, on_host, 1, n, DType::kF32, out));
     return values;
   }
   Result<std::vector<float>> NormWeight(const WeightEntry& entry) const {
@@ -114,19 +122,19 @@ class PartReader {
   Result<std::vector<ops::LinearPart>> Read(const Product& product, const ops::Ops& ops) {
     COPPICE_RETURN_IF_ERROR(OpenMatrices(product));
     if (ChoosesBlocks(product, ops)) {
-      for (Matrix& matrix : matrices_) ReadBlocks(&matrix);
+      ReadBlocks();
     } else {
       COPPICE_RETURN_IF_ERROR(ReadDense());
       if (ChoosesCodes(product, ops)) ReadCodes();
     }
-    return PartsOf(product);
+    return PartsOf();
   }
   // Those of the matrices that the source has, dense, with their places in the product; a part may be a bias alone.
   Result<std::vector<std::pair<size_t, ops::LinearPart>>> ReadReplacements(const Product& product) {
     COPPICE_RETURN_IF_ERROR(OpenMatrices(product));
     COPPICE_RETURN_IF_ERROR(ReadDense());
     std::vector<std::pair<size_t, ops::LinearPart>> replacements;
-    const std::vector<ops::LinearPart> parts = PartsOf(product);
+    const std::vector<ops::LinearPart> parts = PartsOf();
     for (size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].weight != nullptr || parts[i].bias != nullptr) replacements.emplace_back(i, parts[i]);
     }
@@ -143,50 +151,102 @@ class PartReader {
   struct Matrix {
     const WeightEntry* entry = nullptr;
     const StoredTensor* tensor = nullptr;  // null: the source does not have it
+    StoredTensor on_host;                  // where it is not read in place
+    Buffer copy;                           // that it lies in, if it came from a device
     std::vector<float> bias;               // empty: likewise, or the model
+    ShardRun cols;
     ops::WeightFormat format = ops::DenseFormat{};
-    const std::byte* data = nullptr;
-    int64_t row_bytes = 0;
-    std::vector<std::byte> blocks;  // where they are not read in place
+    int64_t row_bytes = 0;  // of a part
+    int64_t part_rows = 0;  // of all parts
+    bool is_padded = false;
+    // What is not read in place, of all parts one after the other.
+    std::vector<std::byte> blocks;
     std::vector<int8_t> codes;
     std::vector<F16> scales, minima;
+  };
+  // Rows of a matrix that are a part of the product, with zeros behind them where the shard has more.
+  struct Slice {
+    size_t matrix = 0;
+    RowRun rows;
+    int64_t padding = 0;
+    const std::byte* data = nullptr;
+    int64_t first_part_row = 0;  // among those of the matrix
+    std::vector<float> bias;     // where it is padded
 
-    int64_t rows() const { return entry->shape[0]; }
-    int64_t cols() const { return entry->shape[1]; }
+    int64_t part_rows() const { return rows.count + padding; }
   };
 
   Status OpenMatrices(const Product& product) {
     matrices_.clear();
+    slices_.clear();
     for (const WeightRole role : product.roles) {
       Matrix& matrix = matrices_.emplace_back();
       matrix.entry = &map_.at({product.layer, role});
       matrix.tensor = WeightOf(*matrix.entry);
-      if (!HasBias(*matrix.entry)) continue;
-      COPPICE_ASSIGN_OR_RETURN(matrix.bias, Bias(*matrix.entry));
+      matrix.cols = options_.shard.Columns(role, config_);
+      if (HasBias(*matrix.entry) && options_.shard.HoldsBias(role)) {
+        COPPICE_ASSIGN_OR_RETURN(matrix.bias, Bias(*matrix.entry));
+      }
+      if (product.runs.empty()) {
+        AddSlices({{0, matrix.entry->shape[0]}}, options_.shard.Rows(role, config_));
+      } else if (options_.shard.ranks == 1) {
+        for (const RowRun& run : product.runs) slices_.push_back({.matrix = matrices_.size() - 1, .rows = run});
+      } else {
+        for (const ShardRun& part : options_.shard.FusedQkv(config_)) AddSlices(product.runs, part);
+      }
+    }
+    for (Slice& slice : slices_) {
+      Matrix& matrix = matrices_[slice.matrix];
+      slice.first_part_row = std::exchange(matrix.part_rows, matrix.part_rows + slice.part_rows());
+      matrix.is_padded |= slice.padding > 0 || matrix.cols.padding() > 0;
+      PadBias(&slice);
     }
     return OkStatus();
   }
 
-  // Rows of a matrix that are a part.
-  static std::vector<RowRun> RunsOf(const Product& product, const Matrix& matrix) {
-    return product.runs.empty() ? std::vector<RowRun>{{0, matrix.rows()}} : product.runs;
+  // The slices of the last matrix that are `part` of what `runs` are one after the other.
+  void AddSlices(const std::vector<RowRun>& runs, const ShardRun& part) {
+    const size_t first = slices_.size();
+    for (const RowRun& run : SelectRows(runs, part.held())) slices_.push_back({.matrix = matrices_.size() - 1, .rows = run});
+    if (part.padding() == 0) return;
+    if (slices_.size() == first) slices_.push_back({.matrix = matrices_.size() - 1});
+    slices_.back().padding = part.padding();
   }
 
-  std::vector<ops::LinearPart> PartsOf(const Product& product) const {
+  void PadBias(Slice* slice) const {
+    const std::vector<float>& bias = matrices_[slice->matrix].bias;
+    if (bias.empty() || slice->padding == 0) return;
+    slice->bias.assign(bias.begin() + slice->rows.begin, bias.begin() + slice->rows.begin + slice->rows.count);
+    slice->bias.resize(slice->part_rows());
+  }
+
+  static MatrixSlice HeldOf(const Slice& slice, const Matrix& matrix) { return {slice.rows, matrix.cols.held()}; }
+  static bool HasWholeBlocks(const Matrix& matrix, int64_t block) {
+    return matrix.entry->shape[1] % block == 0 && matrix.cols.padded % block == 0;
+  }
+  // Whether parts are rows of the source's memory, if that has their format.
+  static bool AreRowsOfSource(const Matrix& matrix) {
+    return matrix.tensor->interleaved_heads == 0 && !matrix.is_padded && matrix.cols.count == matrix.entry->shape[1];
+  }
+
+  std::vector<ops::LinearPart> PartsOf() const {
     std::vector<ops::LinearPart> parts;
-    for (const Matrix& matrix : matrices_) {
-      for (const RowRun& run : RunsOf(product, matrix)) {
-        ops::LinearPart& part = parts.emplace_back();
-        part.rows = run.count;
-        part.format = matrix.format;
-        if (matrix.data != nullptr) part.weight = matrix.data + run.begin * matrix.row_bytes;
-        if (!matrix.bias.empty()) part.bias = matrix.bias.data() + run.begin;
-        if (matrix.codes.empty()) continue;
-        const int64_t block = run.begin * (matrix.cols() / ops::kCodeBlock);
-        part.codes = {.codes = matrix.codes.data() + run.begin * matrix.cols(),
-                      .scales = matrix.scales.data() + block,
-                      .minima = matrix.minima.data() + block};
+    for (const Slice& slice : slices_) {
+      const Matrix& matrix = matrices_[slice.matrix];
+      ops::LinearPart& part = parts.emplace_back();
+      part.rows = slice.part_rows();
+      part.format = matrix.format;
+      part.weight = slice.data;
+      if (!slice.bias.empty()) {
+        part.bias = slice.bias.data();
+      } else if (!matrix.bias.empty()) {
+        part.bias = matrix.bias.data() + slice.rows.begin;
       }
+      if (matrix.codes.empty()) continue;
+      const int64_t element = slice.first_part_row * matrix.cols.padded;
+      part.codes = {.codes = matrix.codes.data() + element,
+                    .scales = matrix.scales.data() + element / ops::kCodeBlock,
+                    .minima = matrix.minima.data() + element / ops::kCodeBlock};
     }
     return parts;
   }
@@ -195,102 +255,117 @@ class PartReader {
   template <class FormatOf>
   std::optional<ops::FormatChoice> Ask(const Product& product, const ops::Ops& ops, FormatOf format_of) const {
     std::vector<ops::PartShape> shapes;
-    for (const Matrix& matrix : matrices_) {
-      const std::optional<ops::WeightFormat> format = format_of(*matrix.tensor);
+    for (const Slice& slice : slices_) {
+      const std::optional<ops::WeightFormat> format = format_of(matrices_[slice.matrix]);
       if (!format) return std::nullopt;
-      for (const RowRun& run : RunsOf(product, matrix)) shapes.push_back({run.count, *format});
+      shapes.push_back({slice.part_rows(), *format});
     }
-    return ops.Accepts(shapes, options_.dtype, matrices_.front().cols(), product.order);
+    return ops.Accepts(shapes, options_.dtype, matrices_.front().cols.padded, product.order);
   }
 
   bool ChoosesBlocks(const Product& product, const ops::Ops& ops) {
     if (options_.keep_stored == KeepStored::kNone) return false;
     // The output projection's products are the logits themselves: an error there is not averaged by anything behind it.
     const bool coarse_input = config_.blocks.coarse_inputs && product.layer != kNoLayer && options_.dtype == DType::kBF16;
-    const auto blocks_of = [&](const StoredTensor& tensor) -> std::optional<ops::WeightFormat> {
-      const std::optional<ops::BlockFormat> format = FormatOf(tensor.type);
-      if (!format || tensor.shape[1] % Traits(tensor.type).block_elements != 0) return std::nullopt;
+    const auto blocks_of = [&](const Matrix& matrix) -> std::optional<ops::WeightFormat> {
+      const std::optional<ops::BlockFormat> format = FormatOf(matrix.tensor->type);
+      if (!format || !HasWholeBlocks(matrix, Traits(matrix.tensor->type).block_elements)) return std::nullopt;
       return ops::BlocksFormat{*format, coarse_input};
     };
     const std::optional<ops::FormatChoice> choice = Ask(product, ops, blocks_of);
     if (!choice || !choice->taken || (options_.keep_stored == KeepStored::kWhereFaster && !choice->preferred)) return false;
-    for (Matrix& matrix : matrices_) matrix.format = *blocks_of(*matrix.tensor);
+    for (Matrix& matrix : matrices_) matrix.format = *blocks_of(matrix);
     return true;
   }
 
   bool ChoosesCodes(const Product& product, const ops::Ops& ops) const {
     if (options_.keep_stored != KeepStored::kWhereFaster) return false;
-    const auto codes_of = [](const StoredTensor& tensor) -> std::optional<ops::WeightFormat> {
-      if (CodeBits(tensor.type) == 0) return std::nullopt;
-      return ops::CodedFormat{CodeBits(tensor.type)};
+    const auto codes_of = [](const Matrix& matrix) -> std::optional<ops::WeightFormat> {
+      const int32_t bits = CodeBits(matrix.tensor->type);
+      if (bits == 0 || !HasWholeBlocks(matrix, ops::kCodeBlock)) return std::nullopt;
+      return ops::CodedFormat{bits};
     };
     const std::optional<ops::FormatChoice> choice = Ask(product, ops, codes_of);
     return choice && choice->preferred;
   }
 
-  static void ReadBlocks(Matrix* matrix) {
-    matrix->row_bytes = StoredBytes(matrix->tensor->type, matrix->cols());
-    matrix->data = matrix->tensor->data.data();
-    if (matrix->tensor->interleaved_heads == 0) return;
-    matrix->blocks.resize(matrix->tensor->data.size());
-    LoadBlocks(*matrix->tensor, matrix->blocks.data());
-    matrix->data = matrix->blocks.data();
+  void ReadBlocks() {
+    for (Matrix& matrix : matrices_) {
+      matrix.row_bytes = StoredBytes(matrix.tensor->type, matrix.cols.padded);
+      if (!AreRowsOfSource(matrix)) matrix.blocks.resize(matrix.part_rows * matrix.row_bytes);  // blocks of zero bytes are zeros
+    }
+    for (Slice& slice : slices_) {
+      Matrix& matrix = matrices_[slice.matrix];
+      if (AreRowsOfSource(matrix)) {
+        slice.data = matrix.tensor->data.data() + slice.rows.begin * matrix.row_bytes;
+      } else {
+        std::byte* const to = matrix.blocks.data() + slice.first_part_row * matrix.row_bytes;
+        LoadBlocks(*matrix.tensor, HeldOf(slice, matrix), matrix.row_bytes, to);
+        slice.data = to;
+      }
+    }
   }
 
-  // Whether the matrix lies in the source as Ops::Pack takes it.
+  // Whether parts lie in the source as Ops::Pack takes them.
   bool IsReadInPlace(const Matrix& matrix) const {
-    return matrix.tensor->type == StoredTypeOf(options_.dtype) && matrix.tensor->interleaved_heads == 0 &&
+    return matrix.tensor->type == StoredTypeOf(options_.dtype) && AreRowsOfSource(matrix) &&
            reinterpret_cast<uintptr_t>(matrix.tensor->data.data()) % SizeOf(options_.dtype) == 0;
   }
 
-  // As WeightSource::Load, from wherever the tensor lies.
-  Status Convert(const std::string& name, int64_t rows, int64_t cols, DType dtype, std::span<std::byte> out) const {
-    const auto found = source_.tensors().find(name);
-    if (found == source_.tensors().end() || found->second.device == DeviceKind::kCpu)
-      return source_.Load(name, rows, cols, dtype, out);
-    StoredTensor tensor = found->second;
-    COPPICE_ASSIGN_OR_RETURN(Buffer copy, Buffer::Allocate(tensor.data.size()));
-    COPPICE_RETURN_IF_ERROR(device_->Copy(copy.data(), tensor.data.data(), tensor.data.size(), nullptr));
+  // The tensor with its data in host memory, in `copy` where it lies elsewhere.
+  Result<StoredTensor> OnHost(const StoredTensor& tensor, Buffer* copy) const {
+    if (tensor.device == DeviceKind::kCpu) return tensor;
+    COPPICE_ASSIGN_OR_RETURN(*copy, Buffer::Allocate(tensor.data.size()));
+    COPPICE_RETURN_IF_ERROR(device_->Copy(copy->data(), tensor.data.data(), tensor.data.size(), nullptr));
     COPPICE_RETURN_IF_ERROR(device_->Synchronize(Stream{nullptr}));
-    tensor.data = copy.Span<const std::byte>();
-    return LoadWeight(name, tensor, rows, cols, dtype, out);
+    StoredTensor on_host = tensor;
+    on_host.data = copy->Span<const std::byte>();
+    return on_host;
   }
 
   // In the compute dtype, in the source or in the staging buffer.
   Status ReadDense() {
     int64_t staged = 0;
     for (Matrix& matrix : matrices_) {
-      matrix.row_bytes = matrix.cols() * static_cast<int64_t>(SizeOf(options_.dtype));
-      if (matrix.tensor != nullptr && !IsReadInPlace(matrix)) staged += matrix.rows() * matrix.row_bytes;
+      matrix.row_bytes = matrix.cols.padded * static_cast<int64_t>(SizeOf(options_.dtype));
+      if (matrix.tensor == nullptr || IsReadInPlace(matrix)) continue;
+      staged += matrix.part_rows * matrix.row_bytes;
+      COPPICE_ASSIGN_OR_RETURN(matrix.on_host, OnHost(*matrix.tensor, &matrix.copy));
     }
     if (static_cast<int64_t>(staging_.size()) < staged) {
       COPPICE_ASSIGN_OR_RETURN(staging_, Buffer::Allocate(staged));
     }
     std::byte* next = staging_.data();
-    for (Matrix& matrix : matrices_) {
+    for (Slice& slice : slices_) {
+      const Matrix& matrix = matrices_[slice.matrix];
       if (matrix.tensor == nullptr) continue;
       if (IsReadInPlace(matrix)) {
-        matrix.data = matrix.tensor->data.data();
+        slice.data = matrix.tensor->data.data() + slice.rows.begin * matrix.row_bytes;
         continue;
       }
-      const int64_t bytes = matrix.rows() * matrix.row_bytes;
-      COPPICE_RETURN_IF_ERROR(
-          Convert(matrix.entry->name + ".weight", matrix.rows(), matrix.cols(), options_.dtype, std::span(next, bytes)));
-      matrix.data = std::exchange(next, next + bytes);
+      std::byte* const to = std::exchange(next, next + slice.part_rows() * matrix.row_bytes);
+      if (matrix.is_padded) std::fill(to, next, std::byte{0});
+      LoadSlice(matrix.on_host, HeldOf(slice, matrix), options_.dtype, matrix.cols.padded, to);
+      slice.data = to;
     }
     return OkStatus();
   }
 
   // Of all matrices, or of none: a file may have numbers that codes cannot say.
   void ReadCodes() {
-    const auto read = [](Matrix& matrix) {
-      const int64_t elements = matrix.rows() * matrix.cols();
+    for (Matrix& matrix : matrices_) {
+      const int64_t elements = matrix.part_rows * matrix.cols.padded;
       matrix.codes.resize(elements);
       matrix.scales.resize(elements / ops::kCodeBlock);
       matrix.minima.resize(elements / ops::kCodeBlock);
-      return LoadCodes(*matrix.tensor, matrix.codes.data(), matrix.scales.data(), matrix.minima.data());
+    }
+    const auto read = [&](const Slice& slice) {
+      Matrix& matrix = matrices_[slice.matrix];
+      const int64_t element = slice.first_part_row * matrix.cols.padded, block = element / ops::kCodeBlock;
+      return LoadCodes(*matrix.tensor, HeldOf(slice, matrix), matrix.cols.padded, matrix.codes.data() + element,
+                       matrix.scales.data() + block, matrix.minima.data() + block);
     };
-    if (!std::ranges::all_of(matrices_, read)) return;
+    if (!std::ranges::all_of(slices_, read)) return;
     for (Matrix& matrix : matrices_) matrix.format = ops::CodedFormat{CodeBits(matrix.tensor->type)};
   }
 
@@ -300,6 +375,7 @@ class PartReader {
   Device* const device_;
   const WeightMap map_;
   std::vector<Matrix> matrices_;  // of the product at hand
+  std::vector<Slice> slices_;     // its parts, in their order
   Buffer staging_;
 };
 
@@ -319,14 +395,15 @@ Result<WeightStore> WeightStore::Load(const WeightSource& source, const ModelCon
   WeightStore store(config, options, &device, &ops);
   store.weights_.layers.resize(config.num_layers);
   PartReader reader(source, config, options, &device);
-  const ops::QkvHeads heads = {.num_qo_heads = config.num_qo_heads,
-                               .num_kv_heads = config.num_kv_heads,
+  const ModelConfig local = options.shard.Local(config);
+  const ops::QkvHeads heads = {.num_qo_heads = local.num_qo_heads,
+                               .num_kv_heads = local.num_kv_heads,
                                .head_dim = config.head_dim,
                                .rotary_dim = config.rotated(),
                                .pairs = config.blocks.rope_pairs};
   const auto pack = [&](const Product& product, std::unique_ptr<ops::Weight>* weight) -> Status {
     COPPICE_ASSIGN_OR_RETURN(const std::vector<ops::LinearPart> parts, reader.Read(product, ops));
-    const int64_t in_features = reader.Find(product.layer, product.roles.front())->shape[1];
+    const int64_t in_features = options.shard.Columns(product.roles.front(), config).padded;
     COPPICE_ASSIGN_OR_RETURN(*weight, product.is_qkv ? ops.PackQkv(options.dtype, in_features, parts, heads)
                                                      : ops.Pack(options.dtype, in_features, parts, product.order));
     reader.Release();

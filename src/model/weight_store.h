@@ -15,6 +15,7 @@
 #include "core/device_tensor.h"
 #include "model/config.h"
 #include "model/keep_stored.h"
+#include "model/shard.h"
 #include "model/weight_source.h"
 #include "ops/ops.h"
 
@@ -71,10 +72,12 @@ class WeightStore {
   struct Options {
     DType dtype = DType::kBF16;  // of what is converted, and of the products' inputs
     KeepStored keep_stored = KeepStored::kWhereFaster;
+    Shard shard = {};  // what of each matrix is held
   };
 
-  // Reads and packs all weights that the forward pass of `config` reads. A matrix that lies in the source as the operations take it
-  // is read in place; others, one product's at a time, are converted in host memory. REQUIRES: `source` passed CheckWeights.
+  // Reads and packs what the shard holds of all weights that the forward pass of `config` reads. A matrix that lies in the source
+  // as the operations take it is read in place; others, one product's at a time, are converted in host memory. A matrix whose
+  // columns the shard cuts inside a file's blocks is held dense. REQUIRES: `source` passed CheckWeights.
   static Result<WeightStore> Load(const WeightSource& source, const ModelConfig& config, const Options& options, Device& device,
                                   ops::Ops& ops);
 

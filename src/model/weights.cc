@@ -18,18 +18,25 @@ int64_t InterleavedRow(int64_t row, int64_t head_rows) {
   return head * head_rows + 2 * (in_head % half_rows) + in_head / half_rows;
 }
 
-// Calls f(stored, first, count) for runs of elements that lie together: elements [first, first + count) in half-split order.
+// Calls f(stored, row, count) for runs of a slice's elements that lie together: count elements from the begin of its row `row` on.
+// Several rows are one run only where `out_cols`, the columns that a row has where it goes, are the slice's.
 template <class F>
-void ForEachRun(const StoredTensor& tensor, F&& f) {
+void ForEachRun(const StoredTensor& tensor, const MatrixSlice& slice, int64_t out_cols, F&& f) {
   // Rows of the projection: those of the matrix, or single elements of a bias.
   const int64_t rows = tensor.shape[0], cols = tensor.shape.size() == 1 ? 1 : tensor.shape.back();
-  if (tensor.interleaved_heads == 0) {  // rows are whole blocks, so the tensor is one long row
-    f(tensor.data.data(), int64_t{0}, rows * cols);
+  const auto& [begin, count] = slice.rows;
+  if (count == 0) return;
+  const bool rows_are_whole = slice.cols.count == cols && out_cols == cols;
+  if (tensor.interleaved_heads == 0 && rows_are_whole) {
+    // A vector's rows of one element are no whole blocks, and so are not offset one by one.
+    f(begin == 0 ? tensor.data.data() : tensor.data.data() + begin * StoredBytes(tensor.type, cols), int64_t{0}, count * cols);
     return;
   }
-  const int64_t stored_row_bytes = StoredBytes(tensor.type, cols), head_rows = rows / tensor.interleaved_heads;
-  for (int64_t row = 0; row < rows; ++row) {
-    f(tensor.data.data() + InterleavedRow(row, head_rows) * stored_row_bytes, row * cols, cols);
+  const int64_t stored_row_bytes = StoredBytes(tensor.type, cols);
+  const int64_t head_rows = tensor.interleaved_heads == 0 ? 0 : rows / tensor.interleaved_heads;
+  for (int64_t row = 0; row < count; ++row) {
+    const int64_t stored = head_rows == 0 ? begin + row : InterleavedRow(begin + row, head_rows);
+    f(tensor.data.data() + stored * stored_row_bytes + StoredBytes(tensor.type, slice.cols.begin), row, slice.cols.count);
   }
 }
 
@@ -100,22 +107,48 @@ Status LoadWeight(std::string_view name, const StoredTensor& tensor, int64_t row
     return InvalidArgument(
         fmt::format("tensor {} needs {} bytes as {}, but {} were given", Quoted(name), bytes, Name(dtype), out.size()));
   }
-  ForEachRun(tensor, [&](const std::byte* stored, int64_t first, int64_t count) {
-    ConvertRow(tensor.type, stored, count, dtype, out.data() + first * static_cast<int64_t>(SizeOf(dtype)));
+  const int64_t row_cols = is_vector ? 1 : cols;
+  ForEachRun(tensor, WholeOf(tensor), row_cols, [&](const std::byte* stored, int64_t row, int64_t count) {
+    ConvertRow(tensor.type, stored, count, dtype, out.data() + row * row_cols * static_cast<int64_t>(SizeOf(dtype)));
   });
   return OkStatus();
 }
 
-void LoadBlocks(const StoredTensor& tensor, std::byte* out) {
-  ForEachRun(tensor, [&](const std::byte* stored, int64_t first, int64_t count) {
-    std::memcpy(out + StoredBytes(tensor.type, first), stored, StoredBytes(tensor.type, count));
+MatrixSlice WholeOf(const StoredTensor& matrix) {
+  return {{0, matrix.shape[0]}, {0, matrix.shape.size() == 1 ? 1 : matrix.shape.back()}};
+}
+
+void LoadSlice(const StoredTensor& matrix, const MatrixSlice& slice, DType dtype, int64_t out_cols, std::byte* out) {
+  const int64_t out_row_bytes = out_cols * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t block = Traits(matrix.type).block_elements;
+  if (slice.cols.begin % block == 0 && slice.cols.count % block == 0) {
+    ForEachRun(matrix, slice, out_cols, [&](const std::byte* stored, int64_t row, int64_t count) {
+      ConvertRow(matrix.type, stored, count, dtype, out + row * out_row_bytes);
+    });
+    return;
+  }
+  // Columns cut a block: rows are converted whole.
+  const int64_t cols = matrix.shape[1], element = static_cast<int64_t>(SizeOf(dtype));
+  std::vector<std::byte> whole(cols * element);
+  ForEachRun(matrix, {slice.rows, {0, cols}}, /*out_cols=*/0, [&](const std::byte* stored, int64_t row, int64_t count) {
+    ConvertRow(matrix.type, stored, count, dtype, whole.data());
+    std::memcpy(out + row * out_row_bytes, whole.data() + slice.cols.begin * element, slice.cols.count * element);
   });
 }
 
-bool LoadCodes(const StoredTensor& tensor, int8_t* codes, F16* scales, F16* minima) {
+void LoadBlocks(const StoredTensor& matrix, const MatrixSlice& slice, int64_t out_row_bytes, std::byte* out) {
+  const StoredTypeTraits& traits = Traits(matrix.type);
+  const int64_t out_cols = out_row_bytes / traits.block_bytes * traits.block_elements;
+  ForEachRun(matrix, slice, out_cols, [&](const std::byte* stored, int64_t row, int64_t count) {
+    std::memcpy(out + row * out_row_bytes, stored, StoredBytes(matrix.type, count));
+  });
+}
+
+bool LoadCodes(const StoredTensor& matrix, const MatrixSlice& slice, int64_t out_cols, int8_t* codes, F16* scales, F16* minima) {
   bool in_range = true;
-  ForEachRun(tensor, [&](const std::byte* stored, int64_t first, int64_t count) {
-    in_range &= DecodeCodes(tensor.type, stored, count, codes + first, scales + first / 32, minima + first / 32);
+  ForEachRun(matrix, slice, out_cols, [&](const std::byte* stored, int64_t row, int64_t count) {
+    const int64_t first = row * out_cols;
+    in_range &= DecodeCodes(matrix.type, stored, count, codes + first, scales + first / 32, minima + first / 32);
   });
   return in_range;
 }

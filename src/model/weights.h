@@ -14,6 +14,7 @@
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
 #include "model/config.h"
+#include "model/shard.h"
 #include "model/stored_type.h"
 
 namespace coppice {
@@ -48,12 +49,23 @@ Status CheckSomeWeights(const ModelConfig& config, const TensorMap& tensors);
 Status LoadWeight(std::string_view name, const StoredTensor& tensor, int64_t rows, int64_t cols, DType dtype,
                   std::span<std::byte> out);
 
-// The matrix's blocks as they are stored, in half-split rotary order, to `out` (StoredBytes of its elements). Thread-safe.
-// REQUIRES: as LoadWeight with the tensor's own shape.
-void LoadBlocks(const StoredTensor& tensor, std::byte* out);
+// A part of a matrix whose rows are in half-split rotary order.
+struct MatrixSlice {
+  RowRun rows, cols;
+};
+MatrixSlice WholeOf(const StoredTensor& matrix);
 
-// The matrix's codes (dequantize.h), in half-split rotary order: codes [rows, cols], scales and minima [rows, cols / 32]. False if
-// DecodeCodes says so. Thread-safe. REQUIRES: as LoadWeight with the tensor's own shape; CodeBits(tensor.type) > 0.
-[[nodiscard]] bool LoadCodes(const StoredTensor& tensor, int8_t* codes, F16* scales, F16* minima);
+// The slice, converted, to `out`, whose rows are `out_cols` elements of dtype apart. Columns may begin and end within blocks.
+// Thread-safe. REQUIRES: a matrix of a map that passed CheckWeights.
+void LoadSlice(const StoredTensor& matrix, const MatrixSlice& slice, DType dtype, int64_t out_cols, std::byte* out);
+
+// The slice's blocks as they are stored, rows `out_row_bytes` apart. Thread-safe. REQUIRES: as LoadSlice; the columns begin and end
+// between blocks.
+void LoadBlocks(const StoredTensor& matrix, const MatrixSlice& slice, int64_t out_row_bytes, std::byte* out);
+
+// The slice's codes (dequantize.h): codes [rows, out_cols], scales and minima [rows, out_cols / 32]. False if DecodeCodes says so.
+// Thread-safe. REQUIRES: as LoadBlocks; CodeBits(matrix.type) > 0.
+[[nodiscard]] bool LoadCodes(const StoredTensor& matrix, const MatrixSlice& slice, int64_t out_cols, int8_t* codes, F16* scales,
+                             F16* minima);
 
 }  // namespace coppice

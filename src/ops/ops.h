@@ -47,6 +47,8 @@ struct Epilogue {
 struct EmbedArgs {
   float scale = 1.0f;
   bool add = false;  // y += instead of y =: learned positions after the tokens
+  // The id that row 0 of the table is of. An id of no row of the table counts as a row of zeros: another rank has it.
+  int32_t first_id = 0;
 };
 
 enum class NormKind : uint8_t {
@@ -132,7 +134,7 @@ class Ops {
 
   // y = epilogue(x W^T + b). x: [T, in_features] of the weight's dtype; y: [T, out_features] of f32 or the weight's dtype.
   virtual Status Linear(ConstDeviceTensor x, const Weight& weight, DeviceTensor y, const Epilogue& epilogue, Stream stream) = 0;
-  // y[i] = scale * row token_ids[i] of the packed matrix [vocab, hidden], which may also be the output projection (tied
+  // y[i] = scale * row token_ids[i] - first_id of the packed matrix [vocab, hidden], which may also be the output projection (tied
   // embeddings). y f32.
   virtual Status Embed(DeviceSpan<const int32_t> token_ids, const Weight& table, const EmbedArgs& args, DeviceTensor y,
                        Stream stream) = 0;

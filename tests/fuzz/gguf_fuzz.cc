@@ -21,7 +21,7 @@ void LoadInEveryDType(const std::string& name, const StoredTensor& tensor) {
   if (CodeBits(tensor.type) == 0 || tensor.shape.size() != 2) return;
   std::vector<int8_t> codes(static_cast<size_t>(rows * cols));
   std::vector<F16> scales(codes.size() / 32), minima(codes.size() / 32);
-  (void)LoadCodes(tensor, codes.data(), scales.data(), minima.data());  // false where a code is out of range
+  (void)LoadCodes(tensor, WholeOf(tensor), cols, codes.data(), scales.data(), minima.data());  // false where a code is out of range
 }
 
 void UseTokenizer(const TokenizerData& data) {

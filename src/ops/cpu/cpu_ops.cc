@@ -114,10 +114,13 @@ class CpuOps final : public Ops {
     const MatrixView<float> out = HostView<float>(y);
     ForRows(token_ids.size, 8 * y.cols, [&](int64_t row) {  // 8: each element is a cache line of its own
       float* const to = &out(row, 0);
-      if (args.add) {
-        packed.ForEachElement(token_ids.data[row], [&](int64_t k, float value) { to[k] += args.scale * value; });
+      const int64_t from = int64_t{token_ids.data[row]} - args.first_id;
+      if (from < 0 || from >= packed.out_features()) {
+        if (!args.add) std::fill_n(to, y.cols, 0.0f);
+      } else if (args.add) {
+        packed.ForEachElement(from, [&](int64_t k, float value) { to[k] += args.scale * value; });
       } else {
-        packed.ForEachElement(token_ids.data[row], [&](int64_t k, float value) { to[k] = args.scale * value; });
+        packed.ForEachElement(from, [&](int64_t k, float value) { to[k] = args.scale * value; });
       }
     });
     return OkStatus();

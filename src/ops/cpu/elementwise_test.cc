@@ -210,6 +210,17 @@ TEST_P(ElementwiseTest, EmbedReadsRowsOfPackedWeights) {
     expect(0.5f);
     ASSERT_TRUE(ops_->Embed(HostSpan(ids), **packed, {.scale = 0.5f, .add = true}, out, nullptr).ok());
     expect(1.0f);
+    // Two tables that have the rows between them: the sum is that of one.
+    const int32_t half = 64;
+    const int64_t begin = half * hidden;
+    const LinearPart low = {part.weight, half};
+    const LinearPart high = {f32 ? static_cast<const void*>(table.data() + begin) : table_bf16.data() + begin, vocab - half};
+    const auto first = ops_->Pack(dtype, hidden, {&low, 1}).value(), second = ops_->Pack(dtype, hidden, {&high, 1}).value();
+    ASSERT_TRUE(ops_->Embed(HostSpan(ids), *first, {}, out, nullptr).ok());
+    ASSERT_TRUE(ops_->Embed(HostSpan(ids), *second, {.add = true, .first_id = half}, out, nullptr).ok());
+    expect(1.0f);
+    ASSERT_TRUE(ops_->Embed(HostSpan(ids), *second, {.first_id = half}, out, nullptr).ok());
+    EXPECT_EQ(y[0], 0.0f);
   }
 }
 

@@ -17,6 +17,7 @@ struct EmbedParams {
   const int32_t* token_ids;
   const void* table;
   int64_t table_stride;
+  int32_t first_id, rows;  // of the table
   float scale;
   bool add;
   float* y;
@@ -28,7 +29,9 @@ template <class T, int kCols>
 __global__ void __launch_bounds__(kThreads) EmbedKernel(const EmbedParams p) {
   LetNextStart();
   WaitForPrevious();
-  const T* const from = static_cast<const T*>(p.table) + p.token_ids[blockIdx.x] * p.table_stride;
+  const int32_t row = p.token_ids[blockIdx.x] - p.first_id;
+  const bool is_held = row >= 0 && row < p.rows;
+  const T* const from = static_cast<const T*>(p.table) + (is_held ? row : 0) * p.table_stride;
   float* const to = p.y + blockIdx.x * p.y_stride;
   const int begin = (blockIdx.y * kEmbedPacks * kThreads + threadIdx.x) * kCols;
   Pack<T, kCols> packs[kEmbedPacks];
@@ -43,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) EmbedKernel(const EmbedParams p) {
     Pack<float, kCols> out{};
     if (p.add) out = LoadPack<kCols>(to + column);
     for (int j = 0; j < kCols; ++j) {
-      const float value = ToFloat(packs[i].values[j]);
+      const float value = is_held ? ToFloat(packs[i].values[j]) : 0.0f;
       out.values[j] = p.add ? fmaf(p.scale, value, out.values[j]) : p.scale * value;
     }
     StorePack(to + column, out);
@@ -152,6 +155,8 @@ Status LaunchEmbed(DeviceSpan<const int32_t> token_ids, const CudaWeight& table,
   const EmbedParams params = {.token_ids = token_ids.data,
                               .table = table.data(),
                               .table_stride = table.stride(),
+                              .first_id = args.first_id,
+                              .rows = static_cast<int32_t>(table.out_features()),
                               .scale = args.scale,
                               .add = args.add,
                               .y = static_cast<float*>(y.data),

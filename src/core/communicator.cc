@@ -1,0 +1,141 @@
+#include "core/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/await_change.h"
+#include "core/check.h"
+#include "core/math.h"
+
+namespace coppice {
+namespace {
+
+class SingleRank final : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  Status AllReduce(DeviceTensor, Stream) override { return OkStatus(); }
+  Status AllGather(ConstDeviceTensor part, DeviceTensor all, Stream) override {
+    COPPICE_CHECK(part.data == all.data);  // the part is all there is, where it is
+    return OkStatus();
+  }
+  Status Barrier() override { return OkStatus(); }
+};
+
+}  // namespace
+
+class ThreadCommunicator final : public Communicator {
+ public:
+  ThreadCommunicator(CommunicatorGroup* group, int rank) : group_(*group), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return group_.size(); }
+  Status Barrier() override { return group_.Barrier(); }
+
+  // Each rank adds up one run of elements and writes the sums to all ranks, so that no element is read while it is written.
+  Status AllReduce(DeviceTensor x, Stream) override {
+    COPPICE_DCHECK(x.dtype == DType::kF32 && x.stride == x.cols);
+    COPPICE_RETURN_IF_ERROR(Show(x.data, x.stride));
+    const int64_t elements = x.rows * x.cols, run = RoundUp(CeilDiv<int64_t>(elements, size()), int64_t{kCacheLine} / 4);
+    const int64_t begin = std::min(rank_ * run, elements), end = std::min(begin + run, elements);
+    executor().ParallelFor(CeilDiv(end - begin, kTaskElements), [&](int64_t task, int) {
+      const int64_t first = begin + task * kTaskElements;
+      AddUp(first, std::min(first + kTaskElements, end));
+    });
+    return group_.Barrier();
+  }
+
+  Status AllGather(ConstDeviceTensor part, DeviceTensor all, Stream) override {
+    COPPICE_RETURN_IF_ERROR(Show(part.data, part.stride));
+    if (all.data != nullptr) {
+      const int64_t element = static_cast<int64_t>(SizeOf(all.dtype));
+      executor().ParallelFor(all.rows, [&](int64_t row, int) {
+        for (int from = 0; from < size(); ++from) {
+          const int64_t column = from * part.cols, cols = std::min(part.cols, all.cols - column);
+          if (cols <= 0) break;
+          const CommunicatorGroup::Shown& shown = group_.shown_[from];
+          std::memcpy(static_cast<std::byte*>(all.data) + (row * all.stride + column) * element,
+                      static_cast<const std::byte*>(shown.data) + row * shown.stride * element, cols * element);
+        }
+      });
+    }
+    return group_.Barrier();
+  }
+
+ private:
+  static constexpr int64_t kTaskElements = 1 << 14;  // 64 KB: shorter tasks cost more to hand out than they save
+
+  Executor& executor() { return *group_.executors_[rank_]; }
+
+  Status Show(const void* data, int64_t stride) {
+    group_.shown_[rank_] = {data, stride};
+    return group_.Barrier();
+  }
+
+  void AddUp(int64_t begin, int64_t end) {
+    constexpr int64_t kBlock = 1024;
+    float sum[kBlock];
+    const auto at = [&](int rank, int64_t i) { return static_cast<float*>(const_cast<void*>(group_.shown_[rank].data)) + i; };
+    for (int64_t first = begin; first < end; first += kBlock) {
+      const int64_t count = std::min(kBlock, end - first);
+      std::copy_n(at(0, first), count, sum);
+      for (int rank = 1; rank < size(); ++rank) {
+        const float* const addend = at(rank, first);
+        for (int64_t i = 0; i < count; ++i) sum[i] += addend[i];
+      }
+      for (int rank = 0; rank < size(); ++rank) std::copy_n(sum, count, at(rank, first));
+    }
+  }
+
+  CommunicatorGroup& group_;
+  const int rank_;
+};
+
+std::unique_ptr<Communicator> MakeSingleRank() { return std::make_unique<SingleRank>(); }
+
+CommunicatorGroup::CommunicatorGroup(std::span<Executor* const> executors)
+    : executors_(executors.begin(), executors.end()), shown_(executors.size()) {}
+
+std::unique_ptr<Communicator> CommunicatorGroup::MakeRank(int rank) {
+  COPPICE_CHECK(rank >= 0 && rank < size());
+  return std::make_unique<ThreadCommunicator>(this, rank);
+}
+
+void CommunicatorGroup::Abort(const Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (aborted_.load(std::memory_order_relaxed)) return;
+    status_ = status;
+    aborted_.store(true, std::memory_order_release);
+  }
+  barriers_.fetch_add(1, std::memory_order_release);
+  barriers_.notify_all();
+}
+
+void CommunicatorGroup::Reset() {
+  const std::lock_guard lock(mutex_);
+  status_ = OkStatus();
+  arrived_.store(0, std::memory_order_relaxed);
+  aborted_.store(false, std::memory_order_release);
+}
+
+Status CommunicatorGroup::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+Status CommunicatorGroup::Barrier() {
+  // Read before the arrival, which may let the others go on; an Abort that came before this read is seen below.
+  const uint32_t seen = barriers_.load(std::memory_order_acquire);
+  if (aborted_.load(std::memory_order_acquire)) return status();
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
+    arrived_.store(0, std::memory_order_relaxed);
+    barriers_.fetch_add(1, std::memory_order_release);
+    barriers_.notify_all();
+  } else {
+    AwaitChange(barriers_, seen);
+  }
+  return aborted_.load(std::memory_order_acquire) ? status() : OkStatus();
+}
+
+}  // namespace coppice
