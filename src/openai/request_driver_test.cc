@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/engine_harness.h"
+#include "engine/testing/engine_harness.h"
 
 namespace coppice::openai {
 namespace {
