@@ -130,7 +130,10 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       .add_option("-m,--model", options.model_path,
                   "GGUF file, Hugging Face folder, or the name of a pulled model (default: smollm2-135m)")
       ->check(NotEmpty());
-  command.add_option("--device", options.device, "cpu, cuda, cuda:1, or auto: the first CUDA device if there is one, else the CPU")
+  command
+      .add_option("--device", options.device,
+                  "cpu, cuda, cuda:1, or auto: the first CUDA device if there is one, else the CPU. cpu,cpu: one model on two "
+                  "ranks of threads")
       ->capture_default_str();
   command
       .add_option("--gpu-memory-utilization", options.gpu_memory_utilization,

@@ -36,7 +36,7 @@ class ThreadCommunicator final : public Communicator {
   Status AllReduce(DeviceTensor x, Stream) override {
     COPPICE_DCHECK(x.dtype == DType::kF32 && x.stride == x.cols);
     COPPICE_RETURN_IF_ERROR(Show(x.data, x.stride));
-    const int64_t elements = x.rows * x.cols, run = RoundUp(CeilDiv<int64_t>(elements, size()), int64_t{kCacheLine} / 4);
+    const int64_t elements = x.rows * x.cols, run = RoundUp(CeilDiv(elements, size()), kCacheLine / 4);
     const int64_t begin = std::min(rank_ * run, elements), end = std::min(begin + run, elements);
     executor().ParallelFor(CeilDiv(end - begin, kTaskElements), [&](int64_t task, int) {
       const int64_t first = begin + task * kTaskElements;

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "core/check.h"
+#include "engine/open_device.h"
 #include "engine/step_builder.h"
 
 namespace coppice {
@@ -50,7 +51,7 @@ Result<std::vector<ChunkSpeed>> MeasureChunks(const EngineParts& parts) {
   std::vector<ChunkSpeed> speeds;
   for (int32_t tokens = std::min(kSmallest, largest); tokens <= largest; tokens *= 2) speeds.push_back({.tokens = tokens});
   if (speeds.back().tokens < largest) speeds.push_back({.tokens = largest});
-  const int runs = parts.options.device == "cpu" ? kRuns : kRunsOfGpu;
+  const int runs = IsOnCpus(parts.options.device) ? kRuns : kRunsOfGpu;
   for (int run = 0; run < runs; ++run) {
     for (ChunkSpeed& speed : speeds) {
       COPPICE_ASSIGN_OR_RETURN(const double seconds, TimeChunk(parts, speed.tokens));

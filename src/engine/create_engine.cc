@@ -23,6 +23,7 @@
 #include "runner/kv_pool.h"
 #include "runner/model_runner.h"
 #include "runner/null_runner.h"
+#include "runner/rank_group.h"
 #include "tokenizer/utf8.h"
 
 namespace coppice {
@@ -96,31 +97,44 @@ struct LoadedModel {
   std::unique_ptr<Runner> runner;
 };
 
-// `options` are complete; max_context is at most the model's. `num_pages` 0: as options.kv_cache_bytes says.
-Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions& options, int32_t num_pages,
-                              std::unique_ptr<Device> device, ThreadPool* threads, attention::Context* context,
-                              std::shared_ptr<DraftDistributions> distributions) {
-  const ModelConfig& config = checkpoint.config();
+// Where a model's ranks compute.
+struct RankPlace {
+  ThreadPool* threads = nullptr;
+  attention::Context* context = nullptr;
+};
+std::vector<RankPlace> PlacesOf(const EngineParts& parts) {
+  std::vector<RankPlace> places = {{parts.threads.get(), parts.context.get()}};
+  for (const RankParts& rank : parts.other_ranks) places.push_back({rank.threads.get(), rank.context.get()});
+  return places;
+}
+std::vector<Executor*> ExecutorsOf(std::span<const RankPlace> places) {
+  std::vector<Executor*> executors;
+  for (const RankPlace& place : places) executors.push_back(place.threads);
+  return executors;
+}
+
+// What of a rank does not depend on how many pages there are.
+Result<ModelParts> LoadRank(const Checkpoint& checkpoint, const EngineOptions& options, int32_t max_logit_rows,
+                            std::unique_ptr<Device> device, const RankPlace& place, Communicator* communicator,
+                            std::shared_ptr<DraftDistributions> distributions) {
   const bool on_cpu = device->kind() == DeviceKind::kCpu;
   const DType dtype = options.dtype.value_or(SuitableDType(checkpoint, options, device->kind()));
-  // A GPU draws from logits as they come, so few of them take room from KV: at 128,256 tokens and 2,048 rows they would have 1 GB.
-  const int32_t max_logit_rows = on_cpu ? options.max_batch_tokens : std::min(options.max_batch_tokens, kMostLogitRows);
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Transformer> transformer,
-                           Transformer::Create(checkpoint, {.dtype = WantedDType(options).value_or(dtype),
-                                                            .kv_dtype = dtype,
-                                                            .keep_stored = KeepStoredOf(options.weights),
-                                                            .device = device.get(),
-                                                            .max_tokens = options.max_batch_tokens,
-                                                            .max_logit_rows = max_logit_rows,
-                                                            .max_context = options.max_context,
-                                                            .deterministic = options.deterministic,
-                                                            .attends = !options.experiment.without_attention}));
-  const attention::AttentionSpec spec = transformer->attention_specs().front();
-  std::vector<std::unique_ptr<attention::AttentionPlan>> plans;  // one a group of layers that attend alike, over one forest
-  for (const attention::AttentionSpec& group : transformer->attention_specs()) {
+  ModelParts parts;
+  parts.device = std::move(device);
+  COPPICE_ASSIGN_OR_RETURN(parts.transformer, Transformer::Create(checkpoint, {.dtype = WantedDType(options).value_or(dtype),
+                                                                               .kv_dtype = dtype,
+                                                                               .keep_stored = KeepStoredOf(options.weights),
+                                                                               .device = parts.device.get(),
+                                                                               .communicator = communicator,
+                                                                               .max_tokens = options.max_batch_tokens,
+                                                                               .max_logit_rows = max_logit_rows,
+                                                                               .max_context = options.max_context,
+                                                                               .deterministic = options.deterministic,
+                                                                               .attends = !options.experiment.without_attention}));
+  for (const attention::AttentionSpec& group : parts.transformer->attention_specs()) {
     COPPICE_ASSIGN_OR_RETURN(
         auto plan,
-        attention::AttentionPlan::Create(*context, group,
+        attention::AttentionPlan::Create(*place.context, group,
                                          {.max_branches = options.max_running,
                                           .max_queries = options.max_batch_tokens,
                                           .max_page_slots = options.max_running * CeilDiv(options.max_context, options.page_size),
@@ -130,20 +144,62 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                           .force_sharing = options.experiment.force_sharing,
                                           .kinds = options.experiment.kinds,
                                           .machine_model_path = options.machine_model_path}));
-    plans.push_back(std::move(plan));
+    parts.plans.push_back(std::move(plan));
   }
-  std::unique_ptr<DeviceSampler> sampler;  // before the pages, which take what is left
   if (!on_cpu) {
-    COPPICE_ASSIGN_OR_RETURN(sampler, DeviceSampler::Create(device.get(),
-                                                            {.max_draws = options.max_batch_tokens,
-                                                             .max_rows = options.max_batch_tokens,
-                                                             .max_slots = options.max_running,
-                                                             .vocab_size = config.vocab_size},
-                                                            distributions));
+    COPPICE_ASSIGN_OR_RETURN(parts.sampler, DeviceSampler::Create(parts.device.get(),
+                                                                  {.max_draws = options.max_batch_tokens,
+                                                                   .max_rows = options.max_batch_tokens,
+                                                                   .max_slots = options.max_running,
+                                                                   .vocab_size = checkpoint.config().vocab_size},
+                                                                  distributions));
   }
+  parts.fingerprint = checkpoint.Fingerprint() + FrequencyChoice(checkpoint.config().rope, options.max_context);
+  parts.executor = place.threads;
+  parts.distributions = std::move(distributions);
+  return parts;
+}
+
+// The KV of a rank, and what brings steps to it.
+Status AddPages(const EngineOptions& options, int32_t num_pages, attention::Context* context, ModelParts* parts) {
+  const ModelConfig& config = parts->transformer->config();
+  const ShardRun heads = parts->transformer->shard().KvHeads(config);
+  COPPICE_ASSIGN_OR_RETURN(parts->pool, KvPool::Create(parts->device.get(), context,
+                                                       {.specs = parts->transformer->attention_specs(),
+                                                        .layer_groups = parts->transformer->layer_groups(),
+                                                        .num_pages = num_pages,
+                                                        .page_size = options.page_size,
+                                                        .heads = {.first = static_cast<int32_t>(heads.begin),
+                                                                  .count = static_cast<int32_t>(heads.count),
+                                                                  .total = config.num_kv_heads}}));
+  COPPICE_ASSIGN_OR_RETURN(parts->inputs, StepInputs::Create(parts->device.get(), {.max_tokens = options.max_batch_tokens,
+                                                                                   .max_logit_rows = options.max_batch_tokens,
+                                                                                   .vocab_size = config.vocab_size,
+                                                                                   .max_position = config.longest_context(),
+                                                                                   .num_slots = parts->pool->num_slots()}));
+  return OkStatus();
+}
+
+// `options` are complete; max_context is at most the model's. `num_pages` 0: as options.kv_cache_bytes says. A rank for each device
+// and place; the ranks of several share a host.
+Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions& options, int32_t num_pages,
+                              std::vector<std::unique_ptr<Device>> devices, std::span<const RankPlace> places,
+                              std::shared_ptr<DraftDistributions> distributions) {
+  const ModelConfig& config = checkpoint.config();
+  const bool on_cpu = devices.front()->kind() == DeviceKind::kCpu;
+  // A GPU draws from logits as they come, so few of them take room from KV: at 128,256 tokens and 2,048 rows they would have 1 GB.
+  const int32_t max_logit_rows = on_cpu ? options.max_batch_tokens : std::min(options.max_batch_tokens, kMostLogitRows);
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> group, RankGroup::Create(ExecutorsOf(places)));
+  std::vector<ModelParts> ranks(devices.size());
+  COPPICE_RETURN_IF_ERROR(group->Run([&](int rank) -> Status {
+    COPPICE_ASSIGN_OR_RETURN(ranks[rank], LoadRank(checkpoint, options, max_logit_rows, std::move(devices[rank]), places[rank],
+                                                   &group->communicator(rank), rank == 0 ? distributions : nullptr));
+    return OkStatus();
+  }));
   if (num_pages == 0) {
-    COPPICE_ASSIGN_OR_RETURN(num_pages,
-                             NumPages(*device, options, KvPool::BytesPerPage(spec, config.num_layers, options.page_size)));
+    const attention::AttentionSpec& spec = ranks.front().transformer->attention_specs().front();
+    const int64_t page_bytes = KvPool::BytesPerPage(spec, config.num_layers, options.page_size) * group->size();
+    COPPICE_ASSIGN_OR_RETURN(num_pages, NumPages(*ranks.front().device, options, page_bytes));
   }
   LoadedModel loaded;
   COPPICE_ASSIGN_OR_RETURN(loaded.cache, KvCache::Create({.num_pages = num_pages,
@@ -151,34 +207,17 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
                                                           .max_branches = options.max_running,
                                                           .max_context = options.max_context,
                                                           .share = options.sharing != SharingMode::kNone}));
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<KvPool> pool, KvPool::Create(device.get(), context,
-                                                                        {.specs = transformer->attention_specs(),
-                                                                         .layer_groups = transformer->layer_groups(),
-                                                                         .num_pages = num_pages,
-                                                                         .page_size = options.page_size}));
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<StepInputs> inputs,
-                           StepInputs::Create(device.get(), {.max_tokens = options.max_batch_tokens,
-                                                             .max_logit_rows = options.max_batch_tokens,
-                                                             .vocab_size = config.vocab_size,
-                                                             .max_position = config.longest_context(),
-                                                             .num_slots = pool->num_slots()}));
-  ModelParts parts = {.device = std::move(device),
-                      .transformer = std::move(transformer),
-                      .pool = std::move(pool),
-                      .inputs = std::move(inputs),
-                      .plans = std::move(plans),
-                      .fingerprint = checkpoint.Fingerprint() + FrequencyChoice(config.rope, options.max_context),
-                      .sampler = std::move(sampler),
-                      .executor = threads,
-                      .distributions = std::move(distributions)};
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    COPPICE_RETURN_IF_ERROR(AddPages(options, num_pages, places[rank].context, &ranks[rank]));
+  }
   if (on_cpu) {
-    COPPICE_ASSIGN_OR_RETURN(loaded.runner, ModelRunner::Create(std::move(parts)));
+    COPPICE_ASSIGN_OR_RETURN(loaded.runner, ModelRunner::Create(std::move(ranks), std::move(group)));
   } else {
     COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<DeviceRunner> runner,
-                             DeviceRunner::Create(std::move(parts), {.max_rows = options.max_batch_tokens,
-                                                                     .max_draws = options.max_batch_tokens,
-                                                                     .max_logit_rows = max_logit_rows,
-                                                                     .max_graphs = options.experiment.max_graphs}));
+                             DeviceRunner::Create(std::move(ranks.front()), {.max_rows = options.max_batch_tokens,
+                                                                             .max_draws = options.max_batch_tokens,
+                                                                             .max_logit_rows = max_logit_rows,
+                                                                             .max_graphs = options.experiment.max_graphs}));
     if (options.tune) COPPICE_RETURN_IF_ERROR(runner->Tune());
     loaded.runner = std::move(runner);
   }
@@ -224,9 +263,10 @@ Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const Eng
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.draft_model_path));
   COPPICE_RETURN_IF_ERROR(CheckSameVocabulary(target, *checkpoint, options.draft_model_path));
   options.max_context = std::min(options.max_context, checkpoint->config().longest_context());
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(options, parts.threads.get()));
-  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, parts.cache->usage().pages_total, std::move(device),
-                                                         parts.threads.get(), parts.context.get(), std::move(distributions)));
+  const std::vector<RankPlace> places = PlacesOf(parts);
+  COPPICE_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, OpenDevices(options, ExecutorsOf(places)));
+  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, parts.cache->usage().pages_total, std::move(devices),
+                                                         places, std::move(distributions)));
   return std::unique_ptr<Drafter>(new ModelDrafter({.cache = std::move(loaded.cache),
                                                     .runner = std::move(loaded.runner),
                                                     .max_batch_tokens = options.max_batch_tokens,
@@ -237,6 +277,29 @@ Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const Eng
 Result<std::unique_ptr<attention::Context>> MakeContext(const Device& device, ThreadPool* threads) {
   return device.kind() == DeviceKind::kCpu ? attention::Context::CreateCpu(threads)
                                            : attention::Context::CreateCuda(device.ordinal());
+}
+
+// Threads and contexts of all ranks, which divide the threads, and their devices.
+Result<std::vector<std::unique_ptr<Device>>> OpenRanks(EngineParts* parts) {
+  const EngineOptions& options = parts->options;
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<DeviceName> names, ParseDeviceNames(options.device));
+  const auto num_ranks = static_cast<int>(names.size());
+  const int threads = options.num_threads > 0 || num_ranks == 1 ? options.num_threads : AvailableCores();
+  const int threads_of_each = num_ranks == 1 ? threads : std::max(threads / num_ranks, 1);
+  COPPICE_ASSIGN_OR_RETURN(parts->threads, ThreadPool::Create(threads_of_each));
+  std::vector<Executor*> executors = {parts->threads.get()};
+  for (int rank = 1; rank < num_ranks; ++rank) {
+    RankParts& other = parts->other_ranks.emplace_back();
+    COPPICE_ASSIGN_OR_RETURN(other.threads, ThreadPool::Create(threads_of_each));
+    executors.push_back(other.threads.get());
+  }
+  COPPICE_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, OpenDevices(options, executors));
+  COPPICE_ASSIGN_OR_RETURN(parts->context, MakeContext(*devices.front(), parts->threads.get()));
+  for (int rank = 1; rank < num_ranks; ++rank) {
+    RankParts& other = parts->other_ranks[rank - 1];
+    COPPICE_ASSIGN_OR_RETURN(other.context, MakeContext(*devices[rank], other.threads.get()));
+  }
+  return devices;
 }
 
 // Puts the model's values in place of zeros.
@@ -301,20 +364,17 @@ Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
   COPPICE_RETURN_IF_ERROR(CompleteOptions(config, &options));
   TakeTokenizer(*checkpoint, &parts);
   TakeDefaults(*checkpoint, &parts);
-  COPPICE_ASSIGN_OR_RETURN(parts.threads, ThreadPool::Create(options.num_threads));
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(options, parts.threads.get()));
-  // The draft model's is the same one.
-  const bool on_cpu = device->kind() == DeviceKind::kCpu;
-  options.device = NameOf(*device);
-  COPPICE_ASSIGN_OR_RETURN(parts.context, MakeContext(*device, parts.threads.get()));
+  COPPICE_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, OpenRanks(&parts));
+  const bool on_cpu = devices.front()->kind() == DeviceKind::kCpu;
+  options.device = NamesOf(devices);  // the draft model's are the same ones
   if (const std::string note = parts.context->MachineNote(); options.machine_model_path.empty() && !note.empty()) {
     parts.notes.push_back(note);
   }
   if (options.steps_ahead == kAutoStepsAhead) options.steps_ahead = on_cpu ? 0 : 1;
   COPPICE_ASSIGN_OR_RETURN(const std::shared_ptr<DraftDistributions> distributions,
                            MakeDistributions(options, config.vocab_size, on_cpu, parts.threads.get()));
-  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, /*num_pages=*/0, std::move(device),
-                                                         parts.threads.get(), parts.context.get(), distributions));
+  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded,
+                           LoadModel(*checkpoint, options, /*num_pages=*/0, std::move(devices), PlacesOf(parts), distributions));
   parts.cache = std::move(loaded.cache);
   parts.runner = std::move(loaded.runner);
   COPPICE_ASSIGN_OR_RETURN(parts.drafter, MakeDrafter(*checkpoint, parts, distributions));

@@ -10,6 +10,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <random>
@@ -77,27 +79,92 @@ INSTANTIATE_TEST_SUITE_P(Families, FixtureModel,
                            return name;
                          });
 
-// An engine updated to other weights says what one that loaded them says, bit for bit in the deterministic mode.
+// Ranks in every sharing mode; KV heads of some families are fewer than ranks, others are not divided evenly.
+TEST_P(FixtureModel, RanksSayWhatOneSaysInEveryMode) {
+  const Expected expected = LoadExpected(GetParam());
+  for (const SharingMode sharing : kModes) {
+    const char* const device = sharing == SharingMode::kOneLevel ? "cpu,cpu,cpu" : "cpu,cpu";
+    SCOPED_TRACE(std::string(Name(sharing)) + " on " + device);
+    const auto engine = MakeEngine(GetParam(), {.device = device,
+                                                .sharing = sharing,
+                                                .max_running = 4,
+                                                .max_batch_tokens = 100,
+                                                .max_context = 512,
+                                                .experiment = {.force_sharing = true}});
+    Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), 4);
+    request.prompt_logprobs = true;
+    const Outcome result = Generate(*engine, request);
+    for (const Output& output : result.samples) {
+      ASSERT_EQ(output.tokens, expected.greedy);
+      for (size_t i = 0; i < output.logprobs.size(); ++i) EXPECT_NEAR(output.logprobs[i], expected.greedy_logprobs[i], kTolerance);
+    }
+    ASSERT_EQ(result.prompt_logprobs.size(), expected.prompt.size());
+    for (size_t i = 1; i < expected.prompt.size(); ++i) {
+      EXPECT_NEAR(*result.prompt_logprobs[i], expected.Logprob(i - 1, expected.prompt[i]), kTolerance);
+    }
+  }
+}
+
+// An engine updated to other weights says what one that loaded them says, bit for bit in the deterministic mode, on any ranks.
 TEST_P(FixtureModel, UpdatedWeightsSayWhatLoadedOnesSay) {
   const ChangedModel changed(GetParam());
-  const EngineOptions options = {.max_running = 8, .max_batch_tokens = 64, .max_context = 512, .deterministic = true};
   Request request = Greedy(LoadExpected(GetParam()).prompt, 12, 2);
   request.prompt_logprobs = true;
+  for (const char* device : {"cpu", "cpu,cpu"}) {
+    const EngineOptions options = {
+        .device = device, .max_running = 8, .max_batch_tokens = 64, .max_context = 512, .deterministic = true};
+    const auto updated = MakeEngine(GetParam(), options);
+    const Outcome before = Generate(*updated, request);
+    const Result<WeightVersion> version = updated->UpdateWeights(changed.tensors(), {});
+    ASSERT_TRUE(version.ok()) << version.status().ToString();
+    EngineOptions of_other = options;
+    of_other.model_path = changed.path();
+    of_other.dtype = DType::kF32;
+    of_other.num_threads = 2;
+    of_other.kv_cache_bytes = 64 << 20;
+    const auto loaded = Engine::Create(of_other).value();
+    const Outcome after = Generate(*updated, request), expected = Generate(*loaded, request);
+    EXPECT_EQ(after.samples, expected.samples);
+    EXPECT_EQ(after.prompt_logprobs, expected.prompt_logprobs);
+    EXPECT_NE(after.prompt_logprobs, before.prompt_logprobs);
+  }
+}
 
-  const auto updated = MakeEngine(GetParam(), options);
-  const Outcome before = Generate(*updated, request);
-  const Result<WeightVersion> version = updated->UpdateWeights(changed.tensors(), {});
-  ASSERT_TRUE(version.ok()) << version.status().ToString();
-  EngineOptions of_other = options;
-  of_other.model_path = changed.path();
-  of_other.dtype = DType::kF32;
-  of_other.num_threads = 2;
-  of_other.kv_cache_bytes = 64 << 20;
-  const auto loaded = Engine::Create(of_other).value();
-  const Outcome after = Generate(*updated, request), expected = Generate(*loaded, request);
-  EXPECT_EQ(after.samples, expected.samples);
-  EXPECT_EQ(after.prompt_logprobs, expected.prompt_logprobs);
-  EXPECT_NE(after.prompt_logprobs, before.prompt_logprobs);
+std::string ReadWhole(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// A prefix file knows no ranks: what one number of ranks saved another loads, and saves again byte by byte.
+TEST(EngineModel, PrefixesGoFromOneNumberOfRanksToAnother) {
+  for (const char* name : {"llama-gqa", "gemma3-a", "starcoder-a"}) {
+    SCOPED_TRACE(name);
+    const Expected expected = LoadExpected(name);
+    const testing::TemporaryFolder folder;
+    Request pinned = Greedy(expected.prompt, 1);
+    pinned.pin_prompt_as = "prompt";
+    const char* const ranks[] = {"cpu", "cpu,cpu", "cpu,cpu,cpu", "cpu"};
+    std::string before;
+    for (size_t i = 0; i < std::size(ranks); ++i) {
+      const auto engine = MakeEngine(name, {.device = ranks[i], .max_running = 2, .max_context = 512});
+      const std::string path = folder.path() + "/" + std::to_string(i);
+      if (i == 0) {
+        Generate(*engine, pinned);
+      } else {
+        const Status loaded = engine->LoadPrefix("prompt", folder.path() + "/" + std::to_string(i - 1), CacheTenant());
+        ASSERT_TRUE(loaded.ok()) << loaded.ToString();
+      }
+      const Outcome greedy = Generate(*engine, Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size())));
+      EXPECT_EQ(greedy.samples[0].tokens, expected.greedy) << ranks[i];
+      EXPECT_GT(engine->Metrics().cached_tokens, 0);
+      ASSERT_TRUE(engine->SavePrefix("prompt", path).ok());
+      const std::string saved = ReadWhole(path);
+      if (i > 0) {
+        EXPECT_EQ(saved, before) << ranks[i];
+      }
+      before = saved;
+    }
+  }
 }
 
 // Mean difference of the prompt's log-probabilities from transformers' in float32.
@@ -337,16 +404,18 @@ TEST(EngineModel, DeterministicModeGivesTheSameBitsWithDrafts) {
   request.sampling.temperature = 0.4f;
   request.sampling.seed = 12;
   for (int32_t token = 0; token < 5; ++token) request.sampling.logit_bias.emplace_back(token, 100.0f);
-  EngineOptions options{.max_running = 4, .max_batch_tokens = 128, .max_context = 256, .deterministic = true};
-  const Outcome plain = Generate(*MakeEngine(kModel, options), request);
-  options.draft = DraftMode::kNgram;
-  EngineOptions model = options;
-  model.draft = DraftMode::kModel;
-  model.draft_model_path = ModelPath(kModel);
-  for (const EngineOptions& drafting : {options, model}) {
-    const auto engine = MakeEngine(kModel, drafting);
-    EXPECT_EQ(Generate(*engine, request).samples, plain.samples) << Name(drafting.draft);  // bit for bit
-    EXPECT_GT(engine->Metrics().accepted_draft_tokens, 0);
+  for (const char* device : {"cpu", "cpu,cpu"}) {
+    EngineOptions options{.device = device, .max_running = 4, .max_batch_tokens = 128, .max_context = 256, .deterministic = true};
+    const Outcome plain = Generate(*MakeEngine(kModel, options), request);
+    options.draft = DraftMode::kNgram;
+    EngineOptions model = options;
+    model.draft = DraftMode::kModel;
+    model.draft_model_path = ModelPath(kModel);
+    for (const EngineOptions& drafting : {options, model}) {
+      const auto engine = MakeEngine(kModel, drafting);
+      EXPECT_EQ(Generate(*engine, request).samples, plain.samples) << Name(drafting.draft) << " on " << device;  // bit for bit
+      EXPECT_GT(engine->Metrics().accepted_draft_tokens, 0);
+    }
   }
 }
 

@@ -19,6 +19,12 @@
 
 namespace coppice {
 
+// What a rank stands on, beside its device.
+struct RankParts {
+  std::unique_ptr<ThreadPool> threads;
+  std::unique_ptr<attention::Context> context;
+};
+
 // In order of dependence: the last is destroyed first.
 struct EngineParts {
   EngineOptions options;                 // complete: no zeros or kAutoChunk that stand for a default, but max_waiting
@@ -29,6 +35,7 @@ struct EngineParts {
   std::vector<std::string> notes;
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<attention::Context> context;  // may be null if the runner does not need one
+  std::vector<RankParts> other_ranks;           // threads and context above are the first rank's
   std::unique_ptr<KvCache> cache;
   std::unique_ptr<Runner> runner;
   std::unique_ptr<Drafter> drafter;  // null: no speculative decoding

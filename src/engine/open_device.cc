@@ -1,7 +1,9 @@
 #include "engine/open_device.h"
 
+#include <algorithm>
 #include <charconv>
 #include <string>
+#include <utility>
 
 #include "core/check.h"
 
@@ -23,6 +25,36 @@ Result<DeviceName> ParseDeviceName(std::string_view text) {
   }
   return InvalidArgument("device is \"" + std::string(text) + "\", expected auto, cpu, cuda or cuda:0");
 }
+
+Result<std::vector<DeviceName>> ParseDeviceNames(std::string_view text) {
+  constexpr size_t kMostRanks = 64;
+  std::vector<DeviceName> names;
+  for (std::string_view rest = text;;) {
+    const size_t comma = rest.find(',');
+    COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(rest.substr(0, comma)));
+    names.push_back(name);
+    if (comma == rest.npos) break;
+    rest.remove_prefix(comma + 1);
+  }
+  const auto is_cpu = [](const DeviceName& name) { return name.kind == DeviceKind::kCpu; };
+  if (names.size() > 1 && !std::ranges::all_of(names, is_cpu)) {
+    return InvalidArgument("device is \"" + std::string(text) +
+                           "\", expected one device, or cpu several times (cpu,cpu): a model is divided among CPU threads alone");
+  }
+  if (names.size() > kMostRanks) {
+    return InvalidArgument("device names " + std::to_string(names.size()) + " ranks, expected at most " +
+                           std::to_string(kMostRanks));
+  }
+  return names;
+}
+
+std::string NamesOf(std::span<const std::unique_ptr<Device>> devices) {
+  std::string names;
+  for (const auto& device : devices) names += (names.empty() ? "" : ",") + NameOf(*device);
+  return names;
+}
+
+bool IsOnCpus(std::string_view names) { return names.starts_with("cpu"); }
 
 std::string NameOf(const Device& device) {
   return device.kind() == DeviceKind::kCpu ? "cpu" : "cuda:" + std::to_string(device.ordinal());
@@ -57,7 +89,8 @@ Status CheckComputesOn(DeviceKind kind, const EngineOptions& options) {
 }
 
 Status CheckDevice(const EngineOptions& options) {
-  COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options.device));
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<DeviceName> names, ParseDeviceNames(options.device));
+  const DeviceName& name = names.front();
   if (name.optional && CheckComputesOn(DeviceKind::kCuda, options).ok()) return OkStatus();
   return CheckComputesOn(name.optional ? DeviceKind::kCpu : name.kind, options);
 }
@@ -73,6 +106,18 @@ Result<std::unique_ptr<Device>> OpenDevice(const EngineOptions& options, Executo
   if (name.optional) status = CheckComputesOn(DeviceKind::kCpu, options);
   COPPICE_RETURN_IF_ERROR(status);
   return Device::CreateCpu(executor);
+}
+
+Result<std::vector<std::unique_ptr<Device>>> OpenDevices(const EngineOptions& options, std::span<Executor* const> executors) {
+  std::vector<std::unique_ptr<Device>> devices;
+  if (executors.size() == 1) {
+    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(options, executors.front()));
+    devices.push_back(std::move(device));
+    return devices;
+  }
+  COPPICE_RETURN_IF_ERROR(CheckComputesOn(DeviceKind::kCpu, options));
+  for (Executor* executor : executors) devices.push_back(Device::CreateCpu(executor));
+  return devices;
 }
 
 }  // namespace coppice

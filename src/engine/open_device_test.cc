@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "core/thread_pool.h"
 
 namespace coppice {
@@ -19,6 +22,36 @@ TEST(DeviceName, NamesADeviceOrIsRefused) {
     ASSERT_EQ(name.status().code(), StatusCode::kInvalidArgument) << text;
     EXPECT_NE(name.status().message().find(std::string("\"") + text + "\""), std::string::npos);
   }
+}
+
+TEST(DeviceNames, SeveralAreRanksOnCpus) {
+  EXPECT_EQ(ParseDeviceNames("auto")->size(), 1u);
+  EXPECT_EQ(ParseDeviceNames("cuda:1")->size(), 1u);
+  EXPECT_EQ(ParseDeviceNames("cpu,cpu,cpu")->size(), 3u);
+  const auto message = [](const std::string& text) { return ParseDeviceNames(text).status().message(); };
+  for (const char* text : {"cuda,cuda", "cuda:0,cuda:1", "cpu,cuda", "auto,cpu", "cpu,auto"}) {
+    EXPECT_EQ(message(text),
+              "device is \"" + std::string(text) +
+                  "\", expected one device, or cpu several times (cpu,cpu): a model is divided among CPU threads alone");
+  }
+  EXPECT_EQ(message("cpu,"), "device is \"\", expected auto, cpu, cuda or cuda:0");
+  EXPECT_EQ(message("cpu, cpu"), "device is \" cpu\", expected auto, cpu, cuda or cuda:0");
+  std::string many = "cpu";
+  for (int rank = 1; rank < 65; ++rank) many += ",cpu";
+  EXPECT_EQ(message(many), "device names 65 ranks, expected at most 64");
+}
+
+TEST(OpenDevices, OneForEachRank) {
+  ThreadPool first(1), second(1);
+  const std::vector<Executor*> executors = {&first, &second};
+  const auto devices = OpenDevices({.device = "cpu,cpu"}, executors);
+  ASSERT_TRUE(devices.ok()) << devices.status().ToString();
+  ASSERT_EQ(devices->size(), 2u);
+  EXPECT_EQ((*devices)[1]->executor(), &second);
+  EXPECT_EQ(NamesOf(*devices), "cpu,cpu");
+  EXPECT_TRUE(IsOnCpus(NamesOf(*devices)));
+  EXPECT_EQ(CheckDevice({.device = "cpu,cpu", .dtype = DType::kF16}).message(),
+            "dtype is f16 and device cpu,cpu: expected dtype bf16 or f32, or a CUDA device, since CPUs compute in these two");
 }
 
 constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};

@@ -14,7 +14,7 @@ constexpr int64_t kUnit = 32;
 
 ShardRun Divide(const Shard& shard, int64_t total, int64_t unit) {
   if (shard.ranks == 1) return {0, total, total};
-  const int64_t padded = RoundUp(CeilDiv<int64_t>(total, shard.ranks), unit);
+  const int64_t padded = RoundUp(CeilDiv(total, shard.ranks), unit);
   const int64_t begin = std::min(shard.rank * padded, total);
   return {begin, std::min(padded, total - begin), padded};
 }

@@ -37,7 +37,7 @@ Status HostRunner::Run(const StepBatch& batch, const attention::PrefixForestView
   if (batch.num_rows() == 0) return OkStatus();
   if (steps_.StandsOnFailure(*step)) return Internal("the step before it failed");
   phase.Next("plan", &stats.plan_seconds);
-  COPPICE_RETURN_IF_ERROR(plans_.Prepare(forest, stream_, &stats));
+  COPPICE_RETURN_IF_ERROR(Prepare(forest, &stats));
   phase.Set("kv_bytes_read", stats.kv_bytes_read);
   phase.Next("forward", &stats.forward_seconds);
   phase.Set("rows", batch.num_rows());

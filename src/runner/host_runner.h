@@ -39,6 +39,10 @@ class HostRunner : public Runner {
   virtual Status CopyPages(std::span<const attention::PageCopy> copies) = 0;
   // One a layer group.
   std::span<attention::AttentionPlan* const> plans() const { return plans_.plans(); }
+  // Plans a step. Says in `stats` what attention will read.
+  virtual Status Prepare(const attention::PrefixForestView& forest, StepStats* stats) {
+    return plans_.Prepare(forest, stream_, stats);
+  }
   // Logits [R, vocab] of batch.logit_rows in fp32, valid until the next call. plans() were updated with the step's forest.
   virtual Result<MatrixView<const float>> Forward(const ForwardBatch& batch) = 0;
   // By those whose model is known only when they are made.

@@ -26,7 +26,8 @@ int64_t KvPool::BytesPerPage(const attention::AttentionSpec& spec, int32_t num_l
 Result<std::unique_ptr<KvPool>> KvPool::Create(Device* device, attention::Context* context, const Shape& shape) {
   const attention::AttentionSpec& first = shape.specs.front();
   const attention::KvPoolShape layer_shape = LayerShape(first, shape.num_pages, shape.page_size);
-  std::unique_ptr<KvPool> pool(new KvPool(device, context, first, layer_shape));
+  const Shape::Heads all = {.count = first.num_kv_heads, .total = first.num_kv_heads};
+  std::unique_ptr<KvPool> pool(new KvPool(device, context, first, layer_shape, shape.heads.total == 0 ? all : shape.heads));
   for (const int32_t group : shape.layer_groups) {
     COPPICE_ASSIGN_OR_RETURN(DeviceMemory memory, device->Allocate(layer_shape.bytes(), MemoryKind::kKv));
     COPPICE_ASSIGN_OR_RETURN(auto bound, context->BindKv(shape.specs[group], layer_shape.View(memory.data())));
@@ -67,9 +68,9 @@ void KvPool::ForEachRow(int32_t begin, int32_t num_tokens, const Visit& visit) c
     const int64_t plane_offset = plane * shape_.page_size * head_dim;
     for (int32_t token = begin; token < num_tokens; ++token) {
       const int64_t page = (token - begin) / shape_.page_size, slot = token % shape_.page_size;
-      for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
+      for (int64_t head = 0; head < heads_.count; ++head) {
         const int64_t staged = page * view.page_stride + head * view.head_stride + plane_offset + slot * view.slot_stride;
-        const int64_t flat = ((plane * num_tokens + token) * shape_.num_kv_heads + head) * head_dim;
+        const int64_t flat = ((plane * num_tokens + token) * heads_.total + heads_.first + head) * head_dim;
         visit(staged * element, flat * element);
       }
     }

@@ -23,6 +23,11 @@ class KvPool {
     std::span<const attention::AttentionSpec> specs;
     std::span<const int32_t> layer_groups;  // of each layer
     int32_t num_pages = 0, page_size = 16;
+    // The heads of a model that the pool has where it is one of several ranks': its first `count` heads are those from `first` on
+    // of `total`, its others are padding. total 0: it has all.
+    struct Heads {
+      int32_t first = 0, count = 0, total = 0;
+    } heads = {};
   };
   // `device` and `context`, of the same device, outlive the pool.
   static Result<std::unique_ptr<KvPool>> Create(Device* device, attention::Context* context, const Shape& shape);
@@ -35,8 +40,8 @@ class KvPool {
   Status MoveSlots(std::span<const attention::SlotMove> moves, Stream stream = nullptr);
 
   // KV of tokens [0, num_tokens) of a path whose pages, in order, are `pages`: `kv` is host memory, [layer][K, V][token][kv_head]
-  // [head_dim] in the pool's element type, num_tokens * BytesPerPage(.., 1) bytes, whatever the page size is. In stream order; done
-  // when it returns.
+  // [head_dim] in the pool's element type, whatever the page size is, of all heads of the model, of which the pool's are read and
+  // written. In stream order; done when it returns.
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv, Stream stream = nullptr) const;
   // Writes tokens [begin, num_tokens) of such a path; `pages` are those from kv index `begin` on. REQUIRES: a page begins there.
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv,
@@ -46,8 +51,9 @@ class KvPool {
   static int64_t BytesPerPage(const attention::AttentionSpec& spec, int32_t num_layers, int32_t page_size);
 
  private:
-  KvPool(Device* device, attention::Context* context, const attention::AttentionSpec& spec, const attention::KvPoolShape& shape)
-      : device_(device), context_(context), spec_(spec), shape_(shape) {}
+  KvPool(Device* device, attention::Context* context, const attention::AttentionSpec& spec, const attention::KvPoolShape& shape,
+         const Shape::Heads& heads)
+      : device_(device), context_(context), spec_(spec), shape_(shape), heads_(heads) {}
   size_t page_bytes() const { return shape_.elements_per_page() * SizeOf(shape_.dtype); }
   // Copies a layer's pages between the pool and `staging`, one after the other, and waits.
   enum class Direction : bool { kFromPool, kToPool };
@@ -60,6 +66,7 @@ class KvPool {
   attention::Context* const context_;
   const attention::AttentionSpec spec_;
   const attention::KvPoolShape shape_;  // of a layer
+  const Shape::Heads heads_;
   std::vector<DeviceMemory> memory_;
   std::vector<std::unique_ptr<attention::BoundKv>> layers_;
 };

@@ -13,13 +13,13 @@ namespace coppice {
 namespace {
 
 struct Pool {
-  explicit Pool(int32_t page_size) {
+  explicit Pool(int32_t page_size, const KvPool::Shape::Heads& heads = {}) {
     const std::vector<int32_t> groups = {0, 1, 0};
     std::vector<attention::AttentionSpec> specs(
         2, {.num_qo_heads = 4, .num_kv_heads = 2, .head_dim = 8, .q_dtype = DType::kF32, .kv_dtype = DType::kF32});
     specs[1].window = 16;
     pool = *KvPool::Create(device.get(), context.get(),
-                           {.specs = specs, .layer_groups = groups, .num_pages = 12, .page_size = page_size});
+                           {.specs = specs, .layer_groups = groups, .num_pages = 12, .page_size = page_size, .heads = heads});
     bytes_per_token = KvPool::BytesPerPage(specs[0], 3, 1);
   }
   ThreadPool threads{1};
@@ -58,6 +58,18 @@ TEST(KvPool, WritingTheEndOfAPathLeavesItsBeginAndOtherSlotsAlone) {
     const size_t t = i % plane / token;
     ASSERT_EQ(read[i], t >= 4 && t < 7 ? std::byte{2} : std::byte{1}) << "token " << t;
   }
+}
+
+// Two pools that have three heads of a model between them, the second one's last being padding.
+TEST(KvPool, PoolsOfRanksReadAndWriteTheirHeadsOfAPath) {
+  constexpr int32_t kTokens = 6, kHeads = 3;
+  const std::vector<int32_t> pages = {5, 2};
+  Pool first(4, {.first = 0, .count = 2, .total = kHeads}), second(4, {.first = 2, .count = 1, .total = kHeads});
+  std::vector<std::byte> kv(3 * 2 * kTokens * kHeads * 8 * 4), read(kv.size());
+  for (size_t i = 0; i < kv.size(); ++i) kv[i] = static_cast<std::byte>(i * 37 + i / 251);
+  for (Pool* pool : {&first, &second}) ASSERT_TRUE(pool->pool->WriteKv(pages, 0, kTokens, kv).ok());
+  for (Pool* pool : {&first, &second}) ASSERT_TRUE(pool->pool->ReadKv(pages, kTokens, read).ok());
+  EXPECT_EQ(read, kv);
 }
 
 TEST(KvPool, CopiedPagesAndMovedSlotsInAllLayers) {

@@ -6,8 +6,9 @@
 namespace coppice {
 
 RunnerInfo InfoOf(const ModelParts& parts) {
-  const attention::AttentionSpec& spec = parts.transformer->attention_specs().front();
+  attention::AttentionSpec spec = parts.transformer->attention_specs().front();
   const ModelConfig& config = parts.transformer->config();
+  spec.num_kv_heads = config.num_kv_heads;  // of all ranks, without padding
   return {.model = config,
           .fingerprint = parts.fingerprint,
           .kv_dtype = spec.kv_dtype,
@@ -30,7 +31,7 @@ std::vector<LayerPlans::Group> GroupsOf(const Transformer& transformer,
   std::vector<LayerPlans::Group> groups;
   for (size_t group = 0; group < plans.size(); ++group) {
     const auto layers = std::ranges::count(transformer.layer_groups(), static_cast<int32_t>(group));
-    groups.push_back({std::move(plans[group]), static_cast<int32_t>(layers)});
+    groups.push_back({std::move(plans[group]), static_cast<int32_t>(layers) * transformer.shard().ranks});
   }
   return groups;
 }

@@ -1,4 +1,4 @@
-// What a runner of a real model is made of. Layer: runner.
+// What a runner of a real model is made of, on each of its ranks. Layer: runner.
 #pragma once
 
 #include <memory>
@@ -35,7 +35,7 @@ RunnerInfo InfoOf(const ModelParts& parts);
 // Runner::Sleep and Wake of a model on a device that has nothing to do.
 Status SleepOn(Device& device, Transformer& transformer, bool keep_weights);
 Status WakeOn(Device& device);
-// The plans with the number of layers that each is for.
+// The plans with the number of layers that each is for, counted on every rank: what one of them reads, all read.
 std::vector<LayerPlans::Group> GroupsOf(const Transformer& transformer,
                                         std::vector<std::unique_ptr<attention::AttentionPlan>> plans);
 

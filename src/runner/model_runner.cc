@@ -1,56 +1,107 @@
 #include "runner/model_runner.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/check.h"
 
 namespace coppice {
-Result<std::unique_ptr<ModelRunner>> ModelRunner::Create(ModelParts parts) {
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<OwnedStream> stream, parts.device->CreateStream());
-  return std::unique_ptr<ModelRunner>(new ModelRunner(std::move(parts), std::move(stream)));
+Result<std::unique_ptr<ModelRunner>> ModelRunner::Create(std::vector<ModelParts> ranks, std::unique_ptr<RankGroup> group) {
+  COPPICE_CHECK(static_cast<int>(ranks.size()) == group->size());
+  std::vector<std::unique_ptr<OwnedStream>> streams;
+  for (const ModelParts& rank : ranks) {
+    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<OwnedStream> stream, rank.device->CreateStream());
+    streams.push_back(std::move(stream));
+  }
+  return std::unique_ptr<ModelRunner>(new ModelRunner(std::move(ranks), std::move(streams), std::move(group)));
 }
 
-ModelRunner::ModelRunner(ModelParts parts, std::unique_ptr<OwnedStream> stream)
-    : HostRunner({.info = InfoOf(parts),
-                  .plans = GroupsOf(*parts.transformer, std::move(parts.plans)),
-                  .stream = stream->get(),
-                  .executor = parts.executor,
-                  .distributions = std::move(parts.distributions)}),
-      device_(std::move(parts.device)),
-      stream_(std::move(stream)),
-      transformer_(std::move(parts.transformer)),
-      pool_(std::move(parts.pool)),
-      inputs_(std::move(parts.inputs)) {}
+ModelRunner::ModelRunner(std::vector<ModelParts> parts, std::vector<std::unique_ptr<OwnedStream>> streams,
+                         std::unique_ptr<RankGroup> group)
+    : HostRunner({.info = InfoOf(parts.front()),
+                  .plans = GroupsOf(*parts.front().transformer, std::move(parts.front().plans)),
+                  .stream = streams.front()->get(),
+                  .executor = parts.front().executor,
+                  .distributions = std::move(parts.front().distributions)}),
+      group_(std::move(group)) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    Rank& rank = ranks_.emplace_back();
+    rank.device = std::move(parts[i].device);
+    rank.stream = std::move(streams[i]);
+    rank.transformer = std::move(parts[i].transformer);
+    rank.pool = std::move(parts[i].pool);
+    rank.inputs = std::move(parts[i].inputs);
+    if (i == 0) {
+      rank.plans.assign(plans().begin(), plans().end());
+      continue;
+    }
+    rank.own_plans = std::move(parts[i].plans);
+    for (const auto& plan : rank.own_plans) rank.plans.push_back(plan.get());
+  }
+}
 
 Status ModelRunner::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const {
-  return pool_->ReadKv(pages, num_tokens, kv, stream_->get());
+  return group_->Run([&](int r) { return ranks_[r].pool->ReadKv(pages, num_tokens, kv, ranks_[r].stream->get()); });
 }
 
 Status ModelRunner::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) {
-  return pool_->WriteKv(pages, begin, num_tokens, kv, stream_->get());
+  return group_->Run([&](int r) { return ranks_[r].pool->WriteKv(pages, begin, num_tokens, kv, ranks_[r].stream->get()); });
 }
 
+// Ranks hold weights of equal shapes in equal formats, so what one can take all can.
 Result<std::unique_ptr<WeightSource>> ModelRunner::PrepareUpdate(TensorMap tensors) const {
-  return transformer_->PrepareUpdate(std::move(tensors));
+  return ranks_.front().transformer->PrepareUpdate(std::move(tensors));
 }
 
-Status ModelRunner::UpdateWeights(const WeightSource& source) { return transformer_->UpdateWeights(source); }
+Status ModelRunner::UpdateWeights(const WeightSource& source) {
+  return group_->Run([&](int r) { return ranks_[r].transformer->UpdateWeights(source); });
+}
 
-Status ModelRunner::Sleep(bool keep_weights) { return SleepOn(*device_, *transformer_, keep_weights); }
+bool ModelRunner::weights_are_whole() const {
+  return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.transformer->weights_are_whole(); });
+}
 
-Status ModelRunner::Wake() { return WakeOn(*device_); }
+Status ModelRunner::Sleep(bool keep_weights) {
+  return group_->Run([&](int r) { return SleepOn(*ranks_[r].device, *ranks_[r].transformer, keep_weights); });
+}
 
-Status ModelRunner::MoveSlots(std::span<const attention::SlotMove> moves) { return pool_->MoveSlots(moves, stream_->get()); }
+Status ModelRunner::Wake() {
+  return group_->Run([&](int r) { return WakeOn(*ranks_[r].device); });
+}
+
+Status ModelRunner::MoveSlots(std::span<const attention::SlotMove> moves) {
+  if (moves.empty()) return OkStatus();
+  return group_->Run([&](int r) { return ranks_[r].pool->MoveSlots(moves, ranks_[r].stream->get()); });
+}
 
 Status ModelRunner::CopyPages(std::span<const attention::PageCopy> copies) {
-  return copies.empty() ? OkStatus() : pool_->CopyPages(copies, stream_->get());
+  if (copies.empty()) return OkStatus();
+  return group_->Run([&](int r) { return ranks_[r].pool->CopyPages(copies, ranks_[r].stream->get()); });
+}
+
+Status ModelRunner::Prepare(const attention::PrefixForestView& forest, StepStats* stats) {
+  return group_->Run([&](int r) -> Status {
+    if (r == 0) return HostRunner::Prepare(forest, stats);
+    for (attention::AttentionPlan* plan : ranks_[r].plans) {
+      COPPICE_RETURN_IF_ERROR(plan->Update(forest));
+      COPPICE_RETURN_IF_ERROR(plan->Upload(ranks_[r].stream->get()));
+    }
+    return OkStatus();
+  });
 }
 
 Result<MatrixView<const float>> ModelRunner::Forward(const ForwardBatch& batch) {
-  COPPICE_ASSIGN_OR_RETURN(const DeviceBatch uploaded, inputs_->Upload(batch, stream_->get()));
-  COPPICE_RETURN_IF_ERROR(transformer_->Forward(uploaded, plans(), pool_->layers(), stream_->get()));
-  COPPICE_ASSIGN_OR_RETURN(const ConstDeviceTensor logits, transformer_->Logits(0, uploaded.logit_rows.size, stream_->get()));
-  return HostView<float>(logits);
+  MatrixView<const float> gathered;
+  COPPICE_RETURN_IF_ERROR(group_->Run([&](int r) -> Status {
+    Rank& rank = ranks_[r];
+    const Stream stream = rank.stream->get();
+    COPPICE_ASSIGN_OR_RETURN(const DeviceBatch uploaded, rank.inputs->Upload(batch, stream));
+    COPPICE_RETURN_IF_ERROR(rank.transformer->Forward(uploaded, rank.plans, rank.pool->layers(), stream));
+    COPPICE_ASSIGN_OR_RETURN(const ConstDeviceTensor logits, rank.transformer->Logits(0, uploaded.logit_rows.size, stream));
+    if (r == 0) gathered = HostView<float>(logits);
+    return OkStatus();
+  }));
+  return gathered;
 }
 
 }  // namespace coppice

@@ -1,7 +1,8 @@
-// The runner of a real model on the CPU: a transformer and the memory of its KV pages. Layer: runner.
+// The runner of a real model on CPUs: for each rank a transformer and the memory of its KV pages. Layer: runner.
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "core/device.h"
 #include "model/step_inputs.h"
@@ -9,32 +10,45 @@
 #include "runner/host_runner.h"
 #include "runner/kv_pool.h"
 #include "runner/model_parts.h"
+#include "runner/rank_group.h"
 
 namespace coppice {
 
+// Each rank edits, plans and computes its shard of every step on its own thread. All have planned before one computes; the first
+// draws, from the logits that it gathers. A rank that fails ends the step on all.
 class ModelRunner final : public HostRunner {
  public:
-  static Result<std::unique_ptr<ModelRunner>> Create(ModelParts parts);
+  // `ranks`: parts of each rank, whose transformers were made with the communicators of `group`. The first one's sampling parts and
+  // fingerprint count.
+  static Result<std::unique_ptr<ModelRunner>> Create(std::vector<ModelParts> ranks, std::unique_ptr<RankGroup> group);
 
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
   Status UpdateWeights(const WeightSource& source) override;
-  bool weights_are_whole() const override { return transformer_->weights_are_whole(); }
+  bool weights_are_whole() const override;
   Status Sleep(bool keep_weights) override;
   Status Wake() override;
 
  private:
-  ModelRunner(ModelParts parts, std::unique_ptr<OwnedStream> stream);
+  struct Rank {
+    std::unique_ptr<Device> device;  // before what stands on it
+    std::unique_ptr<OwnedStream> stream;
+    std::unique_ptr<Transformer> transformer;
+    std::unique_ptr<KvPool> pool;
+    std::unique_ptr<StepInputs> inputs;
+    std::vector<std::unique_ptr<attention::AttentionPlan>> own_plans;  // but of the first rank, whose plans() are
+    std::vector<attention::AttentionPlan*> plans;                      // one a layer group
+  };
+
+  ModelRunner(std::vector<ModelParts> parts, std::vector<std::unique_ptr<OwnedStream>> streams, std::unique_ptr<RankGroup> group);
   Status MoveSlots(std::span<const attention::SlotMove> moves) override;
   Status CopyPages(std::span<const attention::PageCopy> copies) override;
+  Status Prepare(const attention::PrefixForestView& forest, StepStats* stats) override;
   Result<MatrixView<const float>> Forward(const ForwardBatch& batch) override;
 
-  std::unique_ptr<Device> device_;  // before what stands on it
-  std::unique_ptr<OwnedStream> stream_;
-  std::unique_ptr<Transformer> transformer_;
-  std::unique_ptr<KvPool> pool_;
-  std::unique_ptr<StepInputs> inputs_;
+  std::unique_ptr<RankGroup> group_;  // before the transformers that it connects
+  std::vector<Rank> ranks_;
 };
 
 }  // namespace coppice

@@ -22,7 +22,7 @@ struct RunnerInfo {
   ModelConfig model;
   std::string fingerprint;         // of the model as it was loaded (Checkpoint::Fingerprint)
   DType kv_dtype = DType::kBF16;   // element type of the KV
-  int64_t kv_bytes_per_token = 0;  // over all layers
+  int64_t kv_bytes_per_token = 0;  // over all layers and ranks, without heads that are padding
 };
 
 struct StepTicket {
@@ -34,9 +34,10 @@ using attention::BranchReads;
 
 // What a step cost.
 struct StepStats {
-  int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;  // by attention, all layers; unshared: without shared reads
-  int64_t kv_bytes_distinct = 0;                          // each token of what was read once, all layers
-  int32_t grouped_rows = 0;                               // rows that read some of their KV together with another branch's
+  // By attention, over all layers and ranks, with heads that are padding; unshared: without shared reads.
+  int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
+  int64_t kv_bytes_distinct = 0;              // each token of what was read once, likewise
+  int32_t grouped_rows = 0;                   // rows that read some of their KV together with another branch's
   std::span<const BranchReads> branch_reads;  // by branch slot; empty: nothing was shared. Until the next Launch or Wait
   // Planning; the forward pass, a device's with its edits; logits to tokens. Where they overlap other steps, how long each took.
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0;

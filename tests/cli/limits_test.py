@@ -56,6 +56,13 @@ class RunLimitsTest(unittest.TestCase):
         for options in (["--dtype", "f32"], ["--weights", "f32"]):  # auto is the CPU
             self.assertEqual(run_json(*GOOD[1:], *options)["stats"]["samples"], 1)
 
+    def test_lists_of_devices_are_ranks_on_cpus(self):
+        for devices in ("cuda,cuda", "cpu,cuda:1", "auto,cpu"):
+            self.refused(["--device", devices], f'--device is "{devices}", expected one device, or cpu several times (cpu,cpu)')
+        self.refused(["--device", "cpu,"], "--device")
+        one, two = (run_json(*GOOD[1:], "--dtype", "f32", "--temperature", 0, "--device", devices) for devices in ("cpu", "cpu,cpu"))
+        self.assertEqual([sample["text"] for sample in two["samples"]], [sample["text"] for sample in one["samples"]])
+
     def test_other_sizes(self):
         for option in ("--page-size", "--max-running", "--max-batch-tokens", "--max-context", "--draft-tokens", "--draft-branches"):
             for value in (-1, 2**31 - 1, 2**31, 10**30):

@@ -218,6 +218,7 @@ struct EngineExperiment {
 struct EngineOptions {
   std::string model_path;  // GGUF file or Hugging Face folder
   // Where the model runs: "cpu", "cuda", "cuda:1", or "auto": the first CUDA device if there is one that can, else the CPU.
+  // "cpu,cpu": one model divided among ranks, which divide the threads (docs/ranks.md). Lists are of CPUs alone.
   std::string device = "auto";
   // Of KV, and of weights and product inputs unless `weights` says otherwise; kF16 on CUDA devices alone, kF32 on CPUs. None:
   // kBF16, but on CUDA devices kF16 for files whose weights are of f16 or quantised, of families that f16 has the range for

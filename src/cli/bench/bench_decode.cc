@@ -210,7 +210,7 @@ class BenchDecode {
     COPPICE_ASSIGN_OR_RETURN(options_.engine.device, ChosenDevice(options_.engine));
     COPPICE_RETURN_IF_ERROR(SkipAppended());
     if (options_.engine_life == EngineLife::kAuto)
-      options_.engine_life = options_.engine.device == "cpu" ? EngineLife::kRun : EngineLife::kMode;
+      options_.engine_life = IsOnCpus(options_.engine.device) ? EngineLife::kRun : EngineLife::kMode;
     CatchFirstInterrupt();
     const Status status = options_.engine_life == EngineLife::kMode ? MeasureByMode() : MeasureByRun();
     ShowProgress("");
