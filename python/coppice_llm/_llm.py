@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import os
+import sys
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
@@ -182,21 +183,53 @@ class LLM:
         """Replaces weights in place, some or all of them, and returns the number of updates so far.
 
         tensors: name, as Hugging Face's folders have it ("model.layers.0.self_attn.q_proj.weight") -> a contiguous tensor of float32,
-        float16 or bfloat16 in host memory, of the model's shape, by DLPack (torch) or the buffer protocol (numpy). Nothing is copied
-        but into the weights themselves; no tensor may change before the return.
-        when: "wait", samples that run finish first, or "abort", they end with finish_reason "cancelled".
+        float16 or bfloat16, of the model's shape, in host memory or on the engine's GPU, by DLPack (torch) or the buffer protocol
+        (numpy). Nothing is copied but into the weights themselves; no tensor may change before the return.
+        when: what becomes of samples that run, as in pause.
         label: the caller's name of the weights, such as a training step.
 
         What is cached is dropped. Errors: docs/weights.md.
         """
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors={tensors!r:.100}: expected a dict of names and tensors")
+        torch = sys.modules.get("torch")
+        if torch is not None and any(getattr(tensor, "is_cuda", False) for tensor in tensors.values()):
+            torch.cuda.synchronize()  # the engine's stream knows nothing of what still writes them
         return self._native.update_weights(dict(tensors), when, label)
 
     @property
     def weight_version(self) -> tuple[int, str]:
         """Updates since the model was loaded, and the label of the last one."""
         return self._native.weight_version()
+
+    # ----------------------------------------------------------------------------------------------------------- pause, sleep
+
+    def pause(self, when: str = "wait", refuse_new: bool = False) -> None:
+        """No step computes anything until resume().
+
+        when: samples that run finish first ("wait"), end with finish_reason "cancelled" ("abort"), or go on later ("keep").
+        refuse_new: calls are a RuntimeError until resume(); else their requests wait.
+        """
+        self._native.pause(when, refuse_new)
+
+    def resume(self) -> None:
+        """RuntimeError: it is asleep, or weights are missing."""
+        self._native.resume()
+
+    def sleep(self, level: int = 1, when: str = "wait", refuse_new: bool = False) -> None:
+        """Pauses, and gives memory back until wake(): that of KV, and on a GPU that of weights, which lie in host memory meanwhile
+        (level 1), or of both, without a copy (level 2). What is cached is dropped."""
+        self._native.sleep(level, when, refuse_new)
+
+    def wake(self, reload: bool = True, resume: bool = True) -> None:
+        """Takes the memory again. reload: weights that are not there are read from the model's file; else update_weights brings them.
+        resume: False, it stays paused. MemoryError: others have the memory now; it can be called again."""
+        self._native.wake(reload, resume)
+
+    @property
+    def state(self) -> str:
+        """running, paused or asleep."""
+        return self._native.state()
 
     # ------------------------------------------------------------------------------------------------------------ information
 

@@ -21,16 +21,19 @@ WeightTensors ToWeightTensors(const nb::dict& tensors) {
     }
     const std::string place = fmt::format("tensors['{}']", name);
     auto array = TakeTensor<nb::ndarray<nb::ro>>(place, value);
-    if (array.device_type() != nb::device::cpu::value) {
+    const bool on_gpu = array.device_type() == nb::device::cuda::value;
+    if (!on_gpu && array.device_type() != nb::device::cpu::value) {
       throw nb::value_error(
-          fmt::format("{} is on another device (DLPack's {}), expected host memory", place, array.device_type()).c_str());
+          fmt::format("{} is on another device (DLPack's {}), expected host memory or a CUDA device", place, array.device_type())
+              .c_str());
     }
     const Tensor view = ToTensor(array);
     CheckContiguous(place, view);
     taken.tensors.push_back({.name = std::move(name),
                              .dtype = TakeDType(place, view),
                              .shape = {view.shape, view.shape + view.ndim},
-                             .data = view.data});
+                             .data = view.data,
+                             .device = on_gpu ? DeviceKind::kCuda : DeviceKind::kCpu});
     taken.owners.push_back(std::move(array));
   }
   return taken;

@@ -16,8 +16,8 @@ struct WeightTensors {
   std::vector<nanobind::ndarray<nanobind::ro>> owners;
 };
 
-// `tensors`: name -> a tensor in host memory, by DLPack or the buffer protocol; nothing is copied. TypeError names what is no
-// tensor, ValueError a dtype that is none of f32, f16 and bf16, another device, or memory that is not contiguous.
+// `tensors`: name -> a tensor in host memory or on the engine's GPU, by DLPack or the buffer protocol; nothing is copied. TypeError
+// names what is no tensor, ValueError a dtype that is none of f32, f16 and bf16, another device, or memory that is not contiguous.
 WeightTensors ToWeightTensors(const nanobind::dict& tensors);
 
 }  // namespace coppice::python

@@ -309,6 +309,34 @@ class Weights(unittest.TestCase):
             numpy.testing.assert_array_equal(said.logprobs, expected.logprobs)
 
 
+class Pauses(unittest.TestCase):
+    def test_sleep_and_wake(self):
+        params = SamplingParams(n=2, max_tokens=6, seed=1, ignore_eos=True)
+        with tiny() as llm:
+            before = [s.token_ids for s in llm.generate(IDS, params)]
+            for level in (1, 2):
+                llm.sleep(level)
+                self.assertEqual(llm.state, "asleep")
+                with self.assertRaises(RuntimeError):
+                    llm.resume()
+                llm.wake()
+                self.assertEqual(llm.state, "running")
+                self.assertEqual([s.token_ids for s in llm.generate(IDS, params)], before)
+
+    def test_what_waits_goes_on(self):
+        with tiny() as llm:
+            llm.pause()
+            stream = llm.stream(IDS, SamplingParams(max_tokens=3, ignore_eos=True))
+            self.assertEqual((llm.state, llm.metrics()["generated_tokens"]), ("paused", 0))
+            llm.resume()
+            self.assertEqual(sum(len(piece.token_ids) for piece in stream), 3)
+            llm.pause("keep", refuse_new=True)
+            with self.assertRaisesRegex(RuntimeError, "UNAVAILABLE"):
+                llm.generate(IDS)
+            with self.assertRaisesRegex(ValueError, "'soon'"):
+                llm.pause("soon")
+
+
 class Processes(unittest.TestCase):
     def run_python(self, code, send=None):
         """stdout of a new interpreter that runs `code`; `send`: a signal, once it has printed "ready"."""
