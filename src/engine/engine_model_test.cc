@@ -22,6 +22,7 @@
 #include "coppice/engine/engine.h"
 #include "engine/testing/changed_model.h"
 #include "engine/testing/fixture_models.h"
+#include "tests/support/tiny_model.h"
 
 namespace coppice {
 namespace {

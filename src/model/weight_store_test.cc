@@ -127,6 +127,23 @@ TEST(WeightStore, OtherFormsAreConverted) {
   }
 }
 
+// A rank has 16 columns of attention's output, half a block; those of the other products are whole blocks.
+TEST(WeightStore, BlocksThatAShardCutsAreHeldDense) {
+  const ModelConfig config = WholeBlocksConfig();
+  const auto device = Device::CreateCpu(nullptr);
+  for (const bool prefers_blocks : {false, true}) {
+    for (const int32_t rank : {0, 1}) {
+      CountingOps ops(prefers_blocks);
+      const auto store = WeightStore::Load(
+          ZeroSource(config, StoredType::kQ8_0), config,
+          {.dtype = DType::kBF16, .keep_stored = KeepStored::kWhereFaster, .shard = {.rank = rank, .ranks = 2}}, *device, ops);
+      ASSERT_TRUE(store.ok()) << store.status().ToString();
+      EXPECT_EQ(ops.dense, config.num_layers);
+      EXPECT_EQ(prefers_blocks ? ops.blocks : ops.coded, ops.parts - config.num_layers);
+    }
+  }
+}
+
 // Of a real model on a CPU.
 class UpdateTest : public ::testing::Test {
  protected:
