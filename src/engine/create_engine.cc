@@ -192,8 +192,9 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> group, RankGroup::Create(ExecutorsOf(places)));
   std::vector<ModelParts> ranks(devices.size());
   COPPICE_RETURN_IF_ERROR(group->Run([&](int rank) -> Status {
+    Communicator* const communicator = group->size() == 1 ? nullptr : &group->communicator(rank);
     COPPICE_ASSIGN_OR_RETURN(ranks[rank], LoadRank(checkpoint, options, max_logit_rows, std::move(devices[rank]), places[rank],
-                                                   &group->communicator(rank), rank == 0 ? distributions : nullptr));
+                                                   communicator, rank == 0 ? distributions : nullptr));
     return OkStatus();
   }));
   if (num_pages == 0) {
