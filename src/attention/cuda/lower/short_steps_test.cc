@@ -85,7 +85,8 @@ TEST(ShortSteps, AStepIsSharedOnlyIfThatEndsSoonerThanTheKernelOfShortSteps) {
   const Planned shared = Plan(many, Traits(true)), as_before = Plan(many, Traits(false));
   EXPECT_EQ(shared.stats.shared_nodes, 1);
   EXPECT_EQ(shared.cluster, 0);
-  EXPECT_EQ(shared.stats.predicted_ns, as_before.stats.predicted_ns);
+  // By its cuts, where it was by sums: the same within what those are off.
+  EXPECT_NEAR(shared.stats.predicted_ns, as_before.stats.predicted_ns, 0.05 * as_before.stats.predicted_ns);
 
   EXPECT_EQ(Plan(samples, Traits(true), {.force_sharing = true}).stats.shared_nodes, 1) << "whatever it takes";
 }
