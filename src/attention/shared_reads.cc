@@ -63,7 +63,7 @@ void SharedReads::FindBranches(const PlanView& view, std::span<const int32_t> me
   }
 }
 
-// r branches read once what each would have read: each is spared (r - 1) / r of it.
+// r branches read once what each would have read: each is spared (r - 1) / r of it, in whole bytes that sum up to what all are.
 void SharedReads::CountItem(const PlanView& view, const WorkItem& item, int64_t tokens) {
   for (const int32_t id : view.members.subspan(item.member_begin, item.member_count)) {
     const MergeSet& set = view.merge_sets[id];
@@ -72,12 +72,13 @@ void SharedReads::CountItem(const PlanView& view, const WorkItem& item, int64_t 
     if (set.query_begin == 0) buffers_[buffer_][set.branch].tokens += static_cast<int32_t>(tokens);
   }
   const auto sharers = static_cast<int64_t>(branches_of_item_.size());
-  const int64_t spared = tokens * bytes_per_token_ * (sharers - 1) / sharers;
+  const int64_t spared_by_all = tokens * bytes_per_token_ * (sharers - 1);
   if (tokens == 0) return;
-  bytes_claimed_ += spared * sharers;
+  bytes_claimed_ += spared_by_all;
+  int64_t left_over = spared_by_all % sharers;
   for (const int32_t branch : branches_of_item_) {
     BranchReads& reads = buffers_[buffer_][branch];
-    reads.kv_bytes_not_read += spared;
+    reads.kv_bytes_not_read += spared_by_all / sharers + (left_over-- > 0);
     reads.sharers = std::max(reads.sharers, static_cast<int32_t>(sharers));
   }
 }
