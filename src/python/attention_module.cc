@@ -274,7 +274,6 @@ class PyPlan {
   }
 
   int32_t num_queries() const { return num_queries_; }
-  int32_t StepsLeft() const { return plan_->StepsLeft(); }
   std::string Explain() const { return plan_->Explain(); }
   nb::dict Stats() const {
     const attention::PlanStats stats = plan_->Stats();
@@ -389,7 +388,6 @@ void AddAttention(nb::module_& module) {
       .def("update", &PyPlan::Update, "forest"_a, "stream"_a)
       .def("run", &PyPlan::Run, "kv"_a, "q"_a, "out"_a, "lse"_a.none(), "stream"_a)
       .def("num_queries", &PyPlan::num_queries)
-      .def("steps_left", &PyPlan::StepsLeft)
       .def("explain", &PyPlan::Explain)
       .def("stats", &PyPlan::Stats);
   module.def("merge_states", &MergeStates, "device"_a, "out"_a, "lse"_a, "others"_a, "stream"_a);
