@@ -72,7 +72,7 @@ std::string ExplainTable(const RunStats& stats) {
     text = fmt::format("Without: --sharing {}, measured; bytes read and stored: a copy for each sample.\n",
                        Name(stats.baseline->sharing));
   }
-  if (stats.peer) text += fmt::format("{}: the same job, measured before. Factor: over the better of the two.\n", stats.peer->name);
+  if (stats.peer) text += fmt::format("{}: the same job, run before. Factor: over the better of the two.\n", stats.peer->name);
   if (stats.shares() && stats.decode_steps > 0 && stats.kv_bytes_read_per_step() > 0.98 * stats.kv_bytes_read_per_step_unshared()) {
     text += fmt::format(
         "The samples' text was read by each of them all the same: for {} samples over {}\n"

@@ -93,7 +93,7 @@ TEST(RunStats, TableHasAnotherEnginesColumn) {
             "KV stored at the peak         2.0 MiB  3.0 MiB          -   1.50x\n"
             "Without: each sample reads what they share itself (--sharing store, measured);\n"
             "of what is stored, it has a copy of its own (computed).\n"
-            "llama.cpp: the same job, measured before. Factor: over the better of the two.\n"
+            "llama.cpp: the same job, run before. Factor: over the better of the two.\n"
             "4 prompt tokens; 22 generated in 1 of 2 samples; peak memory 300.0 MiB\n");
   ExpectFitsATerminal(FormatTable(stats));
   EXPECT_EQ(ToJson(stats)["beside"]["name"], "llama.cpp");
