@@ -1,7 +1,6 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include "core/check.h"
@@ -271,8 +270,8 @@ void Scheduler::Preempt(Sequence* sequence) {
 }
 
 void Scheduler::PreemptAll() {
-  for (Sequence* const sequence : running_ | std::views::reverse) {  // so that the oldest is the first in line
-    if (sequence->state == Sequence::State::kRunning) Preempt(sequence);
+  for (auto sequence = running_.rbegin(); sequence != running_.rend(); ++sequence) {  // so that the oldest is the first in line
+    if ((*sequence)->state == Sequence::State::kRunning) Preempt(*sequence);
   }
   RemoveStopped();
 }

@@ -382,7 +382,7 @@ class PartReader {
 // Whether an update can replace it.
 Status CheckDense(const ModelConfig& config, const Product& product, const ops::Weight& weight) {
   if (weight.is_dense()) return OkStatus();
-  const std::string& name = WeightsOf(config).at({product.layer, product.roles.front()}).name;
+  const std::string name = WeightsOf(config).at({product.layer, product.roles.front()}).name;
   return FailedPrecondition(
       fmt::format("{} is kept as its file stores it, quantised, and cannot be replaced: load the model with weights of bf16 or f32",
                   Quoted(name + ".weight")));
