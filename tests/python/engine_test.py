@@ -151,7 +151,9 @@ class Generation(unittest.TestCase):
             with self.assertRaises(asyncio.CancelledError):
                 await task
 
+        self.llm.pause("keep")  # so that it does not finish first
         asyncio.run(cancelled())
+        self.llm.resume()
         self.assertEqual(len(self.llm.generate(IDS, SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids), 2)
 
     def test_two_engines_in_two_threads(self):
