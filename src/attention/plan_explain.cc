@@ -112,7 +112,7 @@ ExplainedLine Planner::ExplainOwner(int32_t owner) const {
   }
   Append(line.text, "reads %s for %d rows: %d x %d %s items%s, %d kv heads a task", Range(reads.begin, reads.end).c_str(),
          reads.rows, cuts.pieces, cuts.row_groups,
-         problem_.cost.KindOf(reads.rows / cuts.row_groups) == ItemKind::kDenseTile ? "dense" : "stream",
+         problem_.cost.tiles().KindOf(reads.rows / cuts.row_groups) == ItemKind::kDenseTile ? "dense" : "stream",
          cuts.writes_states ? "" : " (write the output)", items_.heads_per_task(owner));
   return line;
 }

@@ -39,7 +39,7 @@ void ItemLowering::SplitRanges() {
       cuts.writes_states = above + cuts.pieces > 1 || !ends_here;
       needs = NeedsOf(n);
     } else if (node.absorbed()) {  // its first reader
-      needs.memory_ps = Picoseconds(node.tokens * (cost.ReadNs() - cost.RereadNs(node.tokens)));
+      needs.memory_ps = Picoseconds(node.tokens * (cost.rates().read_ns - cost.RereadNs(node.tokens)));
     }
     SetNeeds(n, needs);
     const int32_t contributions = above + cuts.pieces;
@@ -54,7 +54,7 @@ void ItemLowering::SplitRanges() {
         Needs own_needs = NeedsOf(tile.owner);
         own_needs.contributions = tile.num_sets * BlockPool::Rounded(total);
         own_needs.too_deep = problem_.traits.max_set_contributions > 0 && total > problem_.traits.max_set_contributions;
-        if (total > 1) own_needs.overhead_ps += Picoseconds(tile.num_sets * cost.MergeNs());
+        if (total > 1) own_needs.overhead_ps += Picoseconds(tile.num_sets * cost.rates().merge_ns);
         SetNeeds(tile.owner, own_needs);
       });
     }
@@ -110,7 +110,7 @@ void ItemLowering::ShapeOwner(int32_t owner) {
   const RowCosts& all_rows = costs_.Of(range.rows);
   // Of one head on one worker. Where steps are sums, what the step counts: tokens that others read too come from the cache.
   const double whole_ns = cost.has_latencies()
-                              ? tokens * all_rows.token_ns + cost.task_fixed_ns()
+                              ? tokens * all_rows.token_ns + cost.machine().item_fixed_ns
                               : static_cast<double>(shares_.range_ps(owner)) * 1e-3 * cost.workers() / num_kv_heads;
   int32_t wanted = all_rows.row_groups, groups = wanted;
   if (!traits.cuts_kv && whole_ns > groups * grain_ns_) {
@@ -144,8 +144,8 @@ void ItemLowering::ShapeOwner(int32_t owner) {
     pieces = std::clamp(CeilDiv(wanted, cuts.row_groups), 1, std::max(1, tokens / group.shortest_piece));
   }
   CutRange(owner, pieces);
-  const double piece_ns = group.token_ns * tokens / cuts.pieces + cost.task_fixed_ns();
-  const double least = kMinTaskStarts * cost.task_fixed_ns();
+  const double piece_ns = group.token_ns * tokens / cuts.pieces + cost.machine().item_fixed_ns;
+  const double least = kMinTaskStarts * cost.machine().item_fixed_ns;
   const int32_t heads = least <= piece_ns ? 1 : static_cast<int32_t>(std::min(least / piece_ns + 1, grain_ns_ / piece_ns));
   const int32_t most = traits.max_heads_per_task > 0 ? std::min(traits.max_heads_per_task, num_kv_heads) : num_kv_heads;
   owners_.heads_per_task[owner] = std::clamp(heads, 1, most);

@@ -176,12 +176,12 @@ bool ItemLowering::EmitOwner(int32_t owner) {
       const bool last = piece + 1 == cuts.pieces;
       const int32_t begin = PieceBegin(owner, piece), end = last ? range.end : PieceBegin(owner, piece + 1);
       const int32_t tokens = std::max(0, (last ? range.planned_end : end) - begin);
-      const double ns = tokens * costs_.Of(group.rows).token_ns * heads_per_task + problem_.cost.task_fixed_ns();
+      const double ns = tokens * costs_.Of(group.rows).token_ns * heads_per_task + problem_.cost.machine().item_fixed_ns;
       const int32_t id = blocks.items + piece * cuts.row_groups + k;
       WorkItem& item = list_.items[id];
       const uint8_t flags = FlagsOf(range, begin, end);
       if (owners_.relaid[owner] || item.flags != flags || item.page_row != group.branch) told_.items[told_.num_items++] = id;
-      item = {.kind = problem_.cost.KindOf(group.rows),
+      item = {.kind = problem_.cost.tiles().KindOf(group.rows),
               .flags = flags,
               .heads_per_task = static_cast<uint16_t>(heads_per_task),
               .page_row = group.branch,

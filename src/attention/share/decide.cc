@@ -1,5 +1,5 @@
-// Share or absorb, node by node: prices of the two resources, the two costs. docs/attention.md, "What is decided". Layer:
-// attention.
+// Share or absorb, node by node: prices of the two resources, the two costs; then the whole step. docs/attention.md, "What is
+// decided". Layer: attention.
 #include "attention/share/share_plan.h"
 
 #include <algorithm>
@@ -30,12 +30,12 @@ std::string_view Name(Decision decision) {
 // shares nothing, and dense tiles that of their time: there they and streaming follow each other.
 void SharePlan::SetPrices() {
   if (problem_.cost.has_latencies()) {
-    const double reread_price = std::ceil(8 * problem_.cost.RereadPrice(unshared_.shape)) / 8;
+    const double reread_price = std::ceil(8 * RereadPrice(problem_.cost, judge_.unshared_shape())) / 8;
     if (reread_price != memory_price_) changes_->MarkAll();
     memory_price_ = reread_price;
     return;
   }
-  const double memory = static_cast<double>(step_tokens_) * problem_.cost.ReadNs(),
+  const double memory = static_cast<double>(step_tokens_) * problem_.cost.rates().read_ns,
                compute = static_cast<double>(step_compute_ps_) * 1e-3;
   const auto price = [](double mine, double other) { return mine >= other ? 1.0 : mine * 2 >= other ? 0.5 : 0.25; };
   const double memory_price = price(memory, compute), compute_price = price(compute, memory);
@@ -50,7 +50,6 @@ void SharePlan::Decide(int32_t pressure) {
     DecideNode(n);
     ++nodes_decided_;
   });
-  ListItems();
   JudgeStep();
   AssignRanges();
 }
@@ -90,11 +89,11 @@ void SharePlan::DecideNode(int32_t n) {
   node.absorb_ns = reads_ns(node.below_reads) + tokens * compute_price_ * node.below_compute;
   // A set's first merge also costs the state of its own item and the fold. Ancestors, shared by at least as many, pay their part
   // of that: this node's part is its share of the path so far.
-  const double first_merge = node.num_sets * problem_.cost.MergeNs() + problem_.cost.StateNs(node.rows);
-  node.share_ns = reads_ns(node.own_reads) +
-                  static_cast<double>(problem_.cost.ComputedTokens(node.rows, node.tokens)) * compute_price_ * node.own_compute +
-                  problem_.cost.StartNs(node.rows) + problem_.cost.StateNs(node.rows) +
-                  first_merge * tokens / std::max(1, node.share_end);
+  const double first_merge = node.num_sets * problem_.cost.rates().merge_ns + problem_.cost.StateNs(node.rows);
+  node.share_ns =
+      reads_ns(node.own_reads) +
+      static_cast<double>(problem_.cost.tiles().ComputedTokens(node.rows, node.tokens)) * compute_price_ * node.own_compute +
+      problem_.cost.StartNs(node.rows) + problem_.cost.StateNs(node.rows) + first_merge * tokens / std::max(1, node.share_end);
   node.wanted = Choose(n);
 }
 
@@ -109,6 +108,51 @@ Decision SharePlan::Choose(int32_t n) const {
   const int32_t gain = 1 << std::max(0, pressure_ - kOnlyCoarser);
   if (pressure_ == kMaxPressure || node.share_ns * gain >= node.absorb_ns) return Decision::kCapacity;
   return Decision::kShared;
+}
+
+// From the roots down: the items of the step as the nodes want them.
+void SharePlan::ListItems() {
+  changes_->ForEach([&](int32_t n) {
+    NodePlan& node = nodes_[n];
+    const int32_t p = forest_->parent[n];
+    int32_t begin = p == kNoParent ? 0 : nodes_[p].items_begin, above = p == kNoParent ? 0 : nodes_[p].items_above;
+    StepItem shared;
+    if (NodePlan::Shares(node.wanted)) {
+      shared = {.rows = node.rows, .begin = std::max(begin, problem_.VisibleBegin(node.min_query)), .end = node.share_end};
+      begin = node.share_end;
+      above += 1;
+    }
+    judge_.SetWanted(n, shared);
+    if (begin != node.items_begin || above != node.items_above) changes_->MarkChildren(n);
+    node.items_begin = begin;
+    node.items_above = above;
+    for (int32_t b : forest_->BranchesAt(n)) {
+      tiles_.ForEachTile(b, [&](const RowTile& tile) {
+        StepItem item = judge_.unshared(tile.owner);
+        item.begin = std::max(item.begin, begin);
+        item.items += above;
+        judge_.SetWanted(tile.owner, item);
+      });
+    }
+  });
+}
+
+// The decisions above weigh sums of work, one node at a time. The whole step also has to end sooner than if nothing were shared: a
+// GPU's short one may wait longer for a merge than it saves in reading, and prices are no times.
+void SharePlan::JudgeStep() {
+  bool pays = true;
+  if (problem_.JudgesSteps()) {
+    ListItems();
+    pays = judge_.Pays(*forest_, nodes_);
+  }
+  if (pays != sharing_pays_) changes_->MarkAll();
+  sharing_pays_ = pays;
+  changes_->ForEach([&](int32_t n) {
+    NodePlan& node = nodes_[n];
+    CountDecision(node, -1);
+    node.decision = !pays && node.wanted == Decision::kShared ? Decision::kNoGain : node.wanted;
+    CountDecision(node, 1);
+  });
 }
 
 void SharePlan::CountDecision(const NodePlan& node, int32_t sign) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/share/range_ends.h"
+
 namespace coppice::attention {
 
 // An absorbed node's tokens go to whoever is below it.
@@ -36,8 +38,8 @@ void SharePlan::AssignRanges() {
                               .end = tile.last ? kLive : end,
                               .rows = tile.num_queries * problem_.spec.group_size(),
                               .num_sets = tile.num_sets,
-                              .planned_end = std::max(PlannedEnd(b, end), begin),
-                              .cached_end = CachedEnd(node, b),
+                              .planned_end = std::max(PlannedEnd(problem_, *forest_, tiles_, b, end), begin),
+                              .cached_end = CachedEnd(node, tiles_, b),
                               .min_query = min_query,
                               .max_query = end - 1});
       });

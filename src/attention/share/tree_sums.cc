@@ -12,25 +12,21 @@ void SharePlan::Layout(Arena& arena) {
   nodes_ = arena.Take<NodePlan>(num_nodes);
   ranges_ = arena.Take<ShareRange>(num_owners);
   range_ps_ = arena.Take<int64_t>(num_owners);
-  unshared_.items = arena.Take<StepItem>(num_owners);
-  wanted_.items = arena.Take<StepItem>(num_owners);
-  states_above_ = arena.Take<int32_t>(num_nodes);
-  step_ranges_ = arena.Take<StepRange>(num_owners);
-  range_of_node_ = arena.Take<int32_t>(num_nodes);
+  judge_.Layout(arena);
 }
 
 void SharePlan::RetireNode(int32_t n) {
   step_tokens_ -= nodes_[n].step_tokens;
   step_compute_ps_ -= nodes_[n].step_compute_ps;
-  SetReadTokens(nodes_[n], 0);
+  judge_.SetReadTokens(nodes_[n], 0);
   CountDecision(nodes_[n], -1);
   nodes_[n] = {};
 }
 
 void SharePlan::RetireOwner(int32_t owner) {
   SetRange(owner, {});
-  SetItem(unshared_, owner, {});
-  SetItem(wanted_, owner, {});
+  judge_.SetUnshared(owner, {});
+  judge_.SetWanted(owner, {});
 }
 
 void SharePlan::Sum(const ForestIndex& forest, PlanChanges& changes) {
@@ -72,12 +68,11 @@ void SharePlan::SumNode(int32_t n) {
     const bool grows = Grows(b);
     tiles_.ForEachTile(b, [&](const RowTile& tile) {
       const int32_t min_query = first_query + tile.first_query, end = min_query + tile.num_queries;
-      SetItem(unshared_, tile.owner,
-              {.rows = tile.num_queries * problem_.spec.group_size(),
-               .begin = problem_.VisibleBegin(min_query),
-               .end = grows ? problem_.PlannedClass(forest_->begin[n], end).typical : end,
-               .num_sets = tile.num_sets,
-               .items = 1});
+      judge_.SetUnshared(tile.owner, {.rows = tile.num_queries * problem_.spec.group_size(),
+                                      .begin = problem_.VisibleBegin(min_query),
+                                      .end = grows ? problem_.PlannedClass(forest_->begin[n], end).typical : end,
+                                      .num_sets = tile.num_sets,
+                                      .items = 1});
     });
   }
   for (int32_t c = forest_->first_child[n]; c >= 0; c = forest_->next_sibling[c]) {
@@ -107,7 +102,7 @@ void SharePlan::SumNode(int32_t n) {
   }
   step_tokens_ += node.step_tokens;
   step_compute_ps_ += node.step_compute_ps;
-  if (problem_.JudgesSteps()) SetReadTokens(node, read_tokens);
+  if (problem_.JudgesSteps()) judge_.SetReadTokens(node, read_tokens);
 }
 
 // Tokens that the decision at a node is about: its own, and those of ancestors that only this node would read on through.

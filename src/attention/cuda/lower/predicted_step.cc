@@ -33,7 +33,7 @@ void CutStep::Add(const QueuedItem& item, std::span<const int32_t> piece_ends, i
 void CutStep::AddDense(const QueuedItem& item, int32_t longest, int32_t states) {
   shape_.item_tokens += item.tokens;
   shape_.dense_tasks += item.blocks;
-  shape_.dense_row_tokens += cost_.ComputedRows(kDense, item.rows) * cost_.ComputedTokens(kDense, item.tokens);
+  shape_.dense_row_tokens += cost_.tiles().ComputedRows(kDense, item.rows) * cost_.tiles().ComputedTokens(kDense, item.tokens);
   shape_.dense_item_tokens += item.tokens;
   chains_.longest_dense_ns =
       std::max(chains_.longest_dense_ns, cost_.PieceNs(kDense, item.rows, longest) + FoldNs(kDense, item.rows, states));
@@ -46,7 +46,7 @@ void CutStep::AddStream(const QueuedItem& item, int32_t longest, int32_t states)
   shape_.stream_tasks += blocks;
   shape_.stream_tokens += blocks * item.tokens;
   shape_.stream_row_tokens += int64_t{item.rows} * item.tokens;
-  if (cost_.IsWide(rows)) shape_.wide_stream_tasks += blocks;
+  if (cost_.tiles().IsWide(rows)) shape_.wide_stream_tasks += blocks;
   longest_piece_ = std::max(longest_piece_, longest);
   chains_.longest_stream_ns = std::max(chains_.longest_stream_ns, cost_.PieceNs(kStream, rows, longest));
   chains_.longest_fold_ns = std::max(chains_.longest_fold_ns, FoldNs(kStream, rows, states));
@@ -60,7 +60,8 @@ double CutStep::FoldNs(ItemKind kind, int64_t rows, int32_t states) const {
 double CutStep::Ns(bool team) const {
   StepShape shape = shape_;
   shape.read_tokens = std::llround(memory_tokens_);
-  return team && cost_.has_teams() ? cost_.TeamsStepNs(shape, longest_piece_, most_states_ > 1) : cost_.LanesStepNs(shape, chains_);
+  return team && cost_.team_lanes() > 0 ? TeamsStepNs(cost_, shape, longest_piece_, most_states_ > 1)
+                                        : LanesStepNs(cost_, shape, chains_);
 }
 
 double PredictStepNs(const LoweredView& lowered) {

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <span>
 
-#include "attention/cost_model.h"
 #include "attention/cuda/lower/lowered_plan.h"
 #include "attention/cuda/lower/step_ranges.h"
+#include "attention/step_model.h"
 
 namespace coppice::attention::cuda {
 

@@ -1,9 +1,9 @@
-// Whole steps: the step as the nodes want it against the one that shares nothing, both kept as sums. docs/attention.md, "Whole
-// steps". Layer: attention.
-#include "attention/share/share_plan.h"
+// Sums of steps, their chains and their cuts. Layer: attention.
+#include "attention/share/step_judge.h"
 
 #include <algorithm>
-#include <utility>
+
+#include "attention/share/range_ends.h"
 
 namespace coppice::attention {
 namespace {
@@ -21,7 +21,16 @@ constexpr size_t kFewRanges = 64;
 
 }  // namespace
 
-void SharePlan::CountItem(const StepItem& item, int64_t sign, StepShape& shape) const {
+void StepJudge::Layout(Arena& arena) {
+  const int32_t num_nodes = problem_.capacity.max_nodes, num_owners = problem_.num_owners();
+  unshared_.items = arena.Take<StepItem>(num_owners);
+  wanted_.items = arena.Take<StepItem>(num_owners);
+  states_above_ = arena.Take<int32_t>(num_nodes);
+  step_ranges_ = arena.Take<StepRange>(num_owners);
+  range_of_node_ = arena.Take<int32_t>(num_nodes);
+}
+
+void StepJudge::Count(const StepItem& item, int64_t sign, StepShape& shape) const {
   if (item.rows == 0) return;
   const RowCosts& costs = costs_.Of(item.rows);
   const int64_t tokens = sign * item.tokens();
@@ -30,13 +39,13 @@ void SharePlan::CountItem(const StepItem& item, int64_t sign, StepShape& shape) 
   shape.item_starts += sign * costs.row_groups;
   if (costs.dense_tasks > 0) {
     shape.dense_tasks += sign * costs.dense_tasks;
-    shape.dense_row_tokens += sign * costs.computed_rows * problem_.cost.ComputedTokens(item.rows, item.tokens());
+    shape.dense_row_tokens += sign * costs.computed_rows * problem_.cost.tiles().ComputedTokens(item.rows, item.tokens());
     shape.dense_item_tokens += tokens;
   } else {
     shape.stream_tasks += sign;
     shape.stream_tokens += tokens;
     shape.stream_row_tokens += item.rows * tokens;
-    shape.wide_stream_tasks += problem_.cost.IsWide(item.rows) ? sign : 0;
+    shape.wide_stream_tasks += problem_.cost.tiles().IsWide(item.rows) ? sign : 0;
   }
   if (item.num_sets > 0 && item.items > 1) {
     shape.merges += sign * item.num_sets;
@@ -44,16 +53,16 @@ void SharePlan::CountItem(const StepItem& item, int64_t sign, StepShape& shape) 
   }
 }
 
-void SharePlan::SetItem(Step& step, int32_t owner, const StepItem& item) {
+void StepJudge::Set(Step& step, int32_t owner, const StepItem& item) {
   StepItem& kept = step.items[owner];
   if (kept == item) return;
-  CountItem(kept, -1, step.shape);
-  CountItem(item, 1, step.shape);
+  Count(kept, -1, step.shape);
+  Count(item, 1, step.shape);
   kept = item;
   step.Change();
 }
 
-void SharePlan::SetReadTokens(NodePlan& node, int64_t tokens) {
+void StepJudge::SetReadTokens(NodePlan& node, int64_t tokens) {
   if (node.read_tokens == tokens) return;
   for (Step* step : {&unshared_, &wanted_}) {
     step->shape.read_tokens += tokens - node.read_tokens;
@@ -63,77 +72,38 @@ void SharePlan::SetReadTokens(NodePlan& node, int64_t tokens) {
   node.read_tokens = tokens;
 }
 
-// From the roots down: the items of the step as the nodes want them.
-void SharePlan::ListItems() {
-  if (!problem_.JudgesSteps()) return;
-  changes_->ForEach([&](int32_t n) {
-    NodePlan& node = nodes_[n];
-    const int32_t p = forest_->parent[n];
-    int32_t begin = p == kNoParent ? 0 : nodes_[p].items_begin, above = p == kNoParent ? 0 : nodes_[p].items_above;
-    StepItem shared;
-    if (NodePlan::Shares(node.wanted)) {
-      shared = {.rows = node.rows, .begin = std::max(begin, problem_.VisibleBegin(node.min_query)), .end = node.share_end};
-      begin = node.share_end;
-      above += 1;
-    }
-    SetItem(wanted_, n, shared);
-    if (begin != node.items_begin || above != node.items_above) changes_->MarkChildren(n);
-    node.items_begin = begin;
-    node.items_above = above;
-    for (int32_t b : forest_->BranchesAt(n)) {
-      tiles_.ForEachTile(b, [&](const RowTile& tile) {
-        StepItem item = unshared_.items[tile.owner];
-        item.begin = std::max(item.begin, begin);
-        item.items += above;
-        SetItem(wanted_, tile.owner, item);
-      });
-    }
-  });
+bool StepJudge::Pays(const ForestIndex& forest, std::span<const NodePlan> nodes) {
+  // Its cuts depend on more than the step's items.
+  if (problem_.spec.deterministic) wanted_.as_cut_ns = unshared_.as_cut_ns = 0;
+  const size_t branches = forest.ActiveBranches().size();
+  const bool is_short = branches > 0 && static_cast<int32_t>(branches) <= problem_.traits.short_step_queries;
+  by_cuts_ = pricer_ != nullptr && (is_short || branches + forest.Preorder().size() <= kFewRanges);
+  const bool pays = !problem_.optional || wanted_.shape.merges == 0 || WantedPays(forest, nodes);
+  Step& planned = pays ? wanted_ : unshared_;
+  step_ns_ = by_cuts_ ? AsCutNs(forest, nodes, planned) : SumsNs(forest, planned);
+  return pays;
 }
 
-// The decisions above weigh sums of work, one node at a time. The whole step also has to end sooner than if nothing were shared: a
-// GPU's short one may wait longer for a merge than it saves in reading, and prices are no times.
-void SharePlan::JudgeStep() {
-  bool pays = true;
-  if (problem_.JudgesSteps()) {
-    // Its cuts depend on more than the step's items.
-    if (problem_.spec.deterministic) wanted_.as_cut_ns = unshared_.as_cut_ns = 0;
-    const size_t branches = forest_->ActiveBranches().size();
-    const bool is_short = branches > 0 && static_cast<int32_t>(branches) <= problem_.traits.short_step_queries;
-    judged_as_cut_ = pricer_ != nullptr && (is_short || branches + forest_->Preorder().size() <= kFewRanges);
-    if (problem_.optional && wanted_.shape.merges > 0) pays = WantedStepPays();
-    step_ns_ = StepNs(pays ? wanted_ : unshared_);
-  }
-  if (pays != sharing_pays_) changes_->MarkAll();
-  sharing_pays_ = pays;
-  changes_->ForEach([&](int32_t n) {
-    NodePlan& node = nodes_[n];
-    CountDecision(node, -1);
-    node.decision = !pays && node.wanted == Decision::kShared ? Decision::kNoGain : node.wanted;
-    CountDecision(node, 1);
-  });
-}
-
-bool SharePlan::WantedStepPays() {
-  if (!judged_as_cut_) {
+bool StepJudge::WantedPays(const ForestIndex& forest, std::span<const NodePlan> nodes) {
+  if (!by_cuts_) {
     const bool cuts = pricer_ != nullptr;
     const Bounds surely = problem_.spec.deterministic ? kSurelyDeterministic : kSurely;
-    const double least_gain = problem_.cost.has_latencies() ? kLeastStepGain : 1.0, wanted_ns = SumsNs(wanted_);
+    const double least_gain = problem_.cost.has_latencies() ? kLeastStepGain : 1.0, wanted_ns = SumsNs(forest, wanted_);
     // Its chains only make the other step longer: where sharing pays without them there is no need to look for them.
-    if (wanted_ns < (cuts ? surely.pays : least_gain) * problem_.cost.StepNs(unshared_.shape, {})) return true;
-    const double unshared_ns = SumsNs(unshared_);
+    if (wanted_ns < (cuts ? surely.pays : least_gain) * StepNs(problem_.cost, unshared_.shape, {})) return true;
+    const double unshared_ns = SumsNs(forest, unshared_);
     if (!cuts) return wanted_ns < least_gain * unshared_ns;
     if (wanted_ns < surely.pays * unshared_ns || wanted_ns > surely.pays_not * unshared_ns) return wanted_ns < unshared_ns;
-    judged_as_cut_ = true;
+    by_cuts_ = true;
   }
-  return AsCutNs(wanted_) < kLeastGainAsCut * AsCutNs(unshared_);
+  return AsCutNs(forest, nodes, wanted_) < kLeastGainAsCut * AsCutNs(forest, nodes, unshared_);
 }
 
-double SharePlan::AsCutNs(Step& step) {
+double StepJudge::AsCutNs(const ForestIndex& forest, std::span<const NodePlan> nodes, Step& step) {
   if (step.as_cut_ns > 0) return step.as_cut_ns;
   int32_t count = 0;
-  for (int32_t n : forest_->Preorder()) {
-    const int32_t p = forest_->parent[n], above = p == kNoParent ? -1 : range_of_node_[p];
+  for (int32_t n : forest.Preorder()) {
+    const int32_t p = forest.parent[n], above = p == kNoParent ? -1 : range_of_node_[p];
     const StepItem& item = step.items[n];
     range_of_node_[n] = item.rows > 0 ? count : above;
     if (item.rows == 0) continue;
@@ -145,15 +115,15 @@ double SharePlan::AsCutNs(Step& step) {
                              .set_rows = 0,
                              .prompt = -1,
                              .above = above,
-                             .cached_end = nodes_[n].chain_begin,
+                             .cached_end = nodes[n].chain_begin,
                              .planned_end = item.end,
                              .laid_out_end = item.end};
   }
-  for (int32_t b : forest_->ActiveBranches()) {
-    const int32_t n = forest_->branch_node[b], kv_len = forest_->kv_len[b];
+  for (int32_t b : forest.ActiveBranches()) {
+    const int32_t n = forest.branch_node[b], kv_len = forest.kv_len[b];
     tiles_.ForEachTile(b, [&](const RowTile& tile) {
       const StepItem& item = step.items[tile.owner];
-      if (!forest_->IsLive(n) && item.begin >= item.end) return;  // the shared node has all of it
+      if (!forest.IsLive(n) && item.begin >= item.end) return;  // the shared node has all of it
       step_ranges_[count++] = {.node = n,
                                .begin = item.begin,
                                .end = item.end,
@@ -162,26 +132,25 @@ double SharePlan::AsCutNs(Step& step) {
                                .set_rows = std::min(item.rows, problem_.set_queries * problem_.spec.group_size()),
                                .prompt = tile.num_queries > 1 ? b : -1,
                                .above = range_of_node_[n],
-                               .cached_end = CachedEnd(nodes_[n], b),
-                               .planned_end = std::max(PlannedEnd(b, item.end), item.begin),
+                               .cached_end = CachedEnd(nodes[n], tiles_, b),
+                               .planned_end = std::max(PlannedEnd(problem_, forest, tiles_, b, item.end), item.begin),
                                .laid_out_end = tile.last ? problem_.LaidOutEnd(kv_len) : item.end};
     });
   }
-  step.as_cut_ns = pricer_->StepNs({.ranges = step_ranges_.first(count),
-                                    .node_parent = forest_->parent,
-                                    .node_begin = forest_->begin,
-                                    .node_end = forest_->end});
+  step.as_cut_ns = pricer_->StepNs(
+      {.ranges = step_ranges_.first(count), .node_parent = forest.parent, .node_begin = forest.begin, .node_end = forest.end});
   return step.as_cut_ns;
 }
 
-double SharePlan::SumsNs(Step& step) {
-  if (step.ns == 0) step.ns = problem_.cost.StepNs(step.shape, problem_.cost.has_latencies() ? ChainsOf(step) : StepChains{});
+double StepJudge::SumsNs(const ForestIndex& forest, Step& step) {
+  if (step.ns == 0)
+    step.ns = StepNs(problem_.cost, step.shape, problem_.cost.has_latencies() ? ChainsOf(forest, step) : StepChains{});
   return step.ns;
 }
 
-StepChains SharePlan::ChainsOf(const Step& step) {
+StepChains StepJudge::ChainsOf(const ForestIndex& forest, const Step& step) {
   StepChains chains;
-  const int64_t shortest = problem_.cost.ShortestStreamPiece(step.shape);
+  const int64_t shortest = ShortestStreamPiece(problem_.cost, step.shape);
   const auto add = [&](const StepItem& item, int32_t states_above) {
     const ItemCut& cut = CutOf(item.rows, item.tokens(), shortest);
     const int32_t states = states_above + cut.pieces.count;
@@ -197,14 +166,14 @@ StepChains SharePlan::ChainsOf(const Step& step) {
   };
   const bool shares = step.shape.merges > 0;
   if (shares) {
-    for (int32_t n : forest_->Preorder()) {
-      const int32_t p = forest_->parent[n], above = p == kNoParent ? 0 : states_above_[p];
+    for (int32_t n : forest.Preorder()) {
+      const int32_t p = forest.parent[n], above = p == kNoParent ? 0 : states_above_[p];
       // The least that a shared item's states are folded with is one of a leaf.
       states_above_[n] = above + (step.items[n].rows > 0 ? add(step.items[n], above + 1) : 0);
     }
   }
-  for (int32_t b : forest_->ActiveBranches()) {
-    const int32_t above = shares ? states_above_[forest_->branch_node[b]] : 0;
+  for (int32_t b : forest.ActiveBranches()) {
+    const int32_t above = shares ? states_above_[forest.branch_node[b]] : 0;
     if (tiles_.NumSets(b) <= problem_.tile_sets) {
       add(step.items[problem_.TileOwner(b)], above);
     } else {
@@ -214,13 +183,13 @@ StepChains SharePlan::ChainsOf(const Step& step) {
   return chains;
 }
 
-SharePlan::ItemCut SharePlan::ComputeItemCut(int32_t rows, int32_t tokens, int64_t shortest) const {
+StepJudge::ItemCut StepJudge::ComputeItemCut(int32_t rows, int32_t tokens, int64_t shortest) const {
   const double fold_ns = problem_.cost.FoldNs(rows, 0);
   return {.rows = rows,
           .tokens = tokens,
           .shortest = shortest,
           .pieces = problem_.cost.Cut(rows, tokens, shortest),
-          .dense_tasks = problem_.cost.DenseTasks(rows),
+          .dense_tasks = problem_.cost.tiles().DenseTasks(rows),
           .fold_ns = fold_ns,
           .fold_state_ns = problem_.cost.FoldNs(rows, 1) - fold_ns};
 }
