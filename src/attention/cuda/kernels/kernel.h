@@ -26,6 +26,18 @@ class Kernel {
   virtual void Count(const LaunchChoice&, const LoweredView& lowered, PlanStats* stats) const { CountCuts(lowered, stats); }
 };
 
+// A kernel that runs a plan's tasks with a fixed number of CTAs.
+class TaskKernel : public Kernel {
+ public:
+  // folds: of deterministic mode, KernelVariant::fold_bytes_per_cta of each CTA.
+  TaskKernel(const KernelVariant& variant, int num_ctas, float* folds) : variant_(variant), num_ctas_(num_ctas), folds_(folds) {}
+
+ protected:
+  const KernelVariant& variant_;
+  int num_ctas_;
+  float* folds_;
+};
+
 // A kernel with more shared memory than every kernel may have.
 Status AllowSharedMemory(const KernelVariant& kernel);
 

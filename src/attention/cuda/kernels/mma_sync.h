@@ -5,16 +5,10 @@
 
 namespace coppice::attention::cuda {
 
-class MmaSyncKernel final : public Kernel {
+class MmaSyncKernel final : public TaskKernel {
  public:
-  // folds: of deterministic mode, KernelVariant::fold_bytes_per_cta of each CTA.
-  MmaSyncKernel(const KernelVariant& variant, int num_ctas, float* folds) : variant_(variant), num_ctas_(num_ctas), folds_(folds) {}
+  using TaskKernel::TaskKernel;
   Status Launch(const LaunchChoice& choice, const KernelParams& params, const BoundCudaKv& kv, cudaStream_t stream) const override;
-
- private:
-  const KernelVariant& variant_;
-  int num_ctas_;
-  float* folds_;
 };
 
 }  // namespace coppice::attention::cuda
