@@ -102,7 +102,9 @@ void MetricsRecorder::Publish(const Now& now) {
   was_idle_ |= now.idle;
   totals_.last_step.detokenize_seconds = now.detokenize_seconds - totals_.detokenize_seconds;
   totals_.detokenize_seconds = now.detokenize_seconds;
-  if (const Clock::time_point time = Clock::now(); now.idle || time >= prefixes_due_) {
+  // With the last request's end too: its caller may ask at once what the tree holds.
+  const bool nothing_left = now.idle || (now.running == 0 && now.waiting == 0);
+  if (const Clock::time_point time = Clock::now(); nothing_left || time >= prefixes_due_) {
     prefixes_due_ = time + kPrefixesEvery;
     const KvCache::PrefixUses uses = now.cache->TopPrefixes(kNumPrefixes);
     totals_.prefixes = ToCachedPrefixes(uses.all);
