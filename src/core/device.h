@@ -89,10 +89,11 @@ class Device {
   // Zero-filled, at least 256-byte aligned (64 on a CPU). 0 bytes: an empty memory. May synchronise the device.
   virtual Result<DeviceMemory> Allocate(size_t bytes, MemoryKind kind = MemoryKind::kDevice) = 0;
 
+  // UNIMPLEMENTED where Release cannot do anything: a GPU without virtual memory management.
+  virtual Status CheckReleasable() const { return OkStatus(); }
   // Gives all memory of a kind, kWeights or kKv, back to the system until Restore. Addresses stay, so that captured graphs and what
   // else knows them outlive both. With `keep_content` it lies in host memory meanwhile, where a CPU's is already; else it is zero
-  // after Restore. No work that uses it is under way. An error leaves some of it released: call Restore. UNIMPLEMENTED where a GPU
-  // has no virtual memory management.
+  // after Restore. An error leaves some of it released: call Restore. REQUIRES: CheckReleasable; no work that uses it is under way.
   virtual Status Release(MemoryKind kind, bool keep_content) = 0;
   // RESOURCE_EXHAUSTED where others have taken the memory: it can be called again.
   virtual Status Restore(MemoryKind kind) = 0;

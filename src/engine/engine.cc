@@ -3,6 +3,8 @@
 // engine. docs/engine.md walks through this file.
 #include "coppice/engine/engine.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -11,6 +13,7 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -105,13 +108,14 @@ class EngineImpl final : public Engine {
   // Calls of other threads and Step, which may run out of memory.
   Status WritePinned(const std::string& name, const std::string& path);
   Status ReadAndPin(const std::string& name, const std::string& path, const CacheTenant& tenant);
-  // Runs `body` between steps, once what runs has become what `mode` says.
-  template <class Body>
-  auto RunBetweenSteps(PauseMode mode, Body body) -> decltype(body());
+  // Runs `body` between steps, once what runs has become what `mode` says. An error of `check`, which runs between steps too, is
+  // returned before any sample waits or ends.
+  template <class Check, class Body>
+  auto RunBetweenSteps(PauseMode mode, Check check, Body body) -> decltype(body());
   // Between steps:
   Result<WeightVersion> ReplaceWeights(const WeightSource& source, const std::string& label);
   void LetCachedGo();  // KV that is of other weights, or gone
-  Status FallAsleep(const SleepOptions& options);
+  Status FallAsleep(bool keeps_weights, bool refuses_new);
   Status WakeUp(const WakeOptions& options);
   Status Continue();
   void HoldNew(bool hold) {
@@ -120,6 +124,7 @@ class EngineImpl final : public Engine {
   }
   bool HasBegun();  // any request
   Status CheckWeightsAreWhole() const;
+  Status CheckAwake(std::string_view else_what) const;
   Status CheckTakesNew() const;  // requests
   Result<bool> StepOnce();
   // Runs `body`, which changes requests, schedule or cache. What it throws, for want of memory, leaves them in doubt.
@@ -302,6 +307,10 @@ Status EngineImpl::CheckWeightsAreWhole() const {
       "an update of weights ended half-way, so that old and new ones are mixed: update all of them, or load the model again");
 }
 
+Status EngineImpl::CheckAwake(std::string_view else_what) const {
+  return state_ == EngineState::kAsleep ? FailedPrecondition(fmt::format("the engine is asleep: {}", else_what)) : OkStatus();
+}
+
 bool EngineImpl::HasBegun() { return std::ranges::any_of(requests_.FindUnfinished(), &RequestState::has_begun); }
 
 Status EngineImpl::CheckTakesNew() const {
@@ -310,8 +319,8 @@ Status EngineImpl::CheckTakesNew() const {
                       : OkStatus();
 }
 
-template <class Body>
-auto EngineImpl::RunBetweenSteps(PauseMode mode, Body body) -> decltype(body()) {
+template <class Check, class Body>
+auto EngineImpl::RunBetweenSteps(PauseMode mode, Check check, Body body) -> decltype(body()) {
   constexpr auto kPoll = std::chrono::milliseconds(1);
   struct LetNewIn {  // whatever happens
     EngineImpl* engine;
@@ -335,6 +344,7 @@ auto EngineImpl::RunBetweenSteps(PauseMode mode, Body body) -> decltype(body()) 
     {
       const std::lock_guard between_steps(stepping_);
       if (books_in_doubt_) StartOver();
+      COPPICE_RETURN_IF_ERROR(check());
       if (mode != PauseMode::kWait || !HasBegun()) {
         auto result = KeepBooks(run);
         ForgetDone();
@@ -353,12 +363,13 @@ Result<WeightVersion> EngineImpl::UpdateWeights(std::span<const WeightTensor> te
   return CatchExhaustion("updating weights", [&]() -> Result<WeightVersion> {
     COPPICE_ASSIGN_OR_RETURN(TensorMap map, TensorMapOf(tensors));
     COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source, runner_.PrepareUpdate(std::move(map)));
-    return RunBetweenSteps(options.when, [&] { return ReplaceWeights(*source, options.label); });
+    return RunBetweenSteps(
+        options.when, [this] { return CheckAwake("wake it to update its weights"); },
+        [&] { return ReplaceWeights(*source, options.label); });
   });
 }
 
 Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource& source, const std::string& label) {
-  if (state_ == EngineState::kAsleep) return FailedPrecondition("the engine is asleep: wake it to update its weights");
   LetCachedGo();
   const Status updated = runner_.UpdateWeights(source);
   weights_are_whole_ = runner_.weights_are_whole();
@@ -386,21 +397,24 @@ void EngineImpl::LetCachedGo() {
 
 Status EngineImpl::Pause(const PauseOptions& options) {
   return CatchExhaustion("pausing", [&] {
-    return RunBetweenSteps(options.mode, [&]() -> Status {
-      if (state_ == EngineState::kAsleep) return FailedPrecondition("the engine is asleep, which is more than a pause");
-      state_ = EngineState::kPaused;
-      refuses_new_ = options.refuse_new;
-      return OkStatus();
-    });
+    return RunBetweenSteps(
+        options.mode, [this] { return CheckAwake("it computes nothing until Wake"); },
+        [&] {
+          state_ = EngineState::kPaused;
+          refuses_new_ = options.refuse_new;
+          return OkStatus();
+        });
   });
 }
 
 Status EngineImpl::Resume() {
-  return CatchExhaustion("resuming", [&] { return RunBetweenSteps(PauseMode::kKeep, [this] { return Continue(); }); });
+  return CatchExhaustion("resuming", [this] {
+    return RunBetweenSteps(
+        PauseMode::kKeep, [this] { return CheckAwake("wake it"); }, [this] { return Continue(); });
+  });
 }
 
 Status EngineImpl::Continue() {
-  if (state_ == EngineState::kAsleep) return FailedPrecondition("the engine is asleep: wake it");
   if (state_ == EngineState::kPaused && !weights_are_whole_)
     return FailedPrecondition("weights are missing: update all of them, or wake the engine so that it reads the model's file");
   state_ = EngineState::kRunning;
@@ -408,16 +422,22 @@ Status EngineImpl::Continue() {
 }
 
 Status EngineImpl::Sleep(const SleepOptions& options) {
-  return CatchExhaustion("falling asleep",
-                         [&] { return RunBetweenSteps(options.pause.mode, [&] { return FallAsleep(options); }); });
+  const bool keeps_weights = options.level == SleepLevel::kKeepWeights;
+  return CatchExhaustion("falling asleep", [&] {
+    return RunBetweenSteps(
+        options.pause.mode,
+        [&]() -> Status {
+          COPPICE_RETURN_IF_ERROR(CheckAwake("wake it first"));
+          return runner_.CheckSleep(keeps_weights);
+        },
+        [&] { return FallAsleep(keeps_weights, options.pause.refuse_new); });
+  });
 }
 
-Status EngineImpl::FallAsleep(const SleepOptions& options) {
-  if (state_ == EngineState::kAsleep) return FailedPrecondition("the engine is asleep already: wake it first");
-  const Status slept = runner_.Sleep(options.level == SleepLevel::kKeepWeights);
-  if (slept.code() == StatusCode::kFailedPrecondition || slept.code() == StatusCode::kUnimplemented) return slept;
+Status EngineImpl::FallAsleep(bool keeps_weights, bool refuses_new) {
+  const Status slept = runner_.Sleep(keeps_weights);
   state_ = EngineState::kAsleep;
-  refuses_new_ = options.pause.refuse_new;
+  refuses_new_ = refuses_new;
   weights_are_whole_ = runner_.weights_are_whole();
   scheduler_.PreemptAll();
   LetCachedGo();
@@ -426,7 +446,10 @@ Status EngineImpl::FallAsleep(const SleepOptions& options) {
 }
 
 Status EngineImpl::Wake(const WakeOptions& options) {
-  return CatchExhaustion("waking", [&] { return RunBetweenSteps(PauseMode::kKeep, [&] { return WakeUp(options); }); });
+  return CatchExhaustion("waking", [&] {
+    return RunBetweenSteps(
+        PauseMode::kKeep, [] { return OkStatus(); }, [&] { return WakeUp(options); });
+  });
 }
 
 Status EngineImpl::WakeUp(const WakeOptions& options) {

@@ -383,6 +383,27 @@ TEST(Pause, NewRequestsAreRefusedWhereThatIsAskedFor) {
   EXPECT_EQ(harness.CheckTokens(comes, request), 1);
 }
 
+// Whatever was to become of samples that run.
+TEST(Sleep, WhatIsRefusedEndsNothing) {
+  for (const PauseMode mode : {PauseMode::kWait, PauseMode::kAbort, PauseMode::kKeep}) {
+    UpdateHarness harness(kConfig);
+    const Request request = Greedy(Prompt(21), 16, /*n=*/2);
+    const size_t runs = harness.Submit(request);
+    harness.harness().Step(6);
+    harness.harness().model().HoldWeights();
+    EXPECT_EQ(harness.Sleep(SleepLevel::kDropWeights, mode).message(), "the weights cannot be dropped") << Name(mode);
+    EXPECT_EQ(harness.engine().Load().state, EngineState::kRunning);
+    EXPECT_FALSE(harness.engine().Load().draining);
+    ASSERT_TRUE(harness.Sleep(SleepLevel::kKeepWeights, PauseMode::kKeep).ok());
+    EXPECT_EQ(harness.Sleep(SleepLevel::kKeepWeights, mode).message(), "the engine is asleep: wake it first");
+    EXPECT_EQ(harness.Update(mode).status().message(), "the engine is asleep: wake it to update its weights");
+    EXPECT_EQ(harness.Pause({.mode = mode}).message(), "the engine is asleep: it computes nothing until Wake");
+    ASSERT_TRUE(harness.Wake({}).ok());
+    harness.harness().RunToEnd();
+    EXPECT_EQ(harness.CheckTokens(runs, request), 2) << Name(mode);
+  }
+}
+
 TEST(Sleep, WhatIsKeptIsComputedAgain) {
   for (const SleepLevel level : {SleepLevel::kKeepWeights, SleepLevel::kDropWeights}) {
     UpdateHarness harness(kConfig);

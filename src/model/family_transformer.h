@@ -39,7 +39,8 @@ class FamilyTransformer final : public Transformer {
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
   Status UpdateWeights(const WeightSource& source) override { return store_->Update(source); }
   bool weights_are_whole() const override { return store_->is_whole(); }
-  Status DropWeights() override { return store_->Drop(); }
+  Status CheckDropWeights() const override { return store_->CheckDrop(); }
+  void DropWeights() override { store_->Drop(); }
 
  private:
   // What a step's layers have in common.

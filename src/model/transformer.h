@@ -64,8 +64,9 @@ class Transformer {
   // where it is; it is the caller's to drop.
   virtual Status UpdateWeights(const WeightSource& source) = 0;
   virtual bool weights_are_whole() const = 0;
-  // As WeightStore::Drop.
-  virtual Status DropWeights() = 0;
+  // As WeightStore::CheckDrop and Drop.
+  virtual Status CheckDropWeights() const = 0;
+  virtual void DropWeights() = 0;
 };
 
 }  // namespace coppice

@@ -448,13 +448,10 @@ std::set<std::string, std::less<>> WeightStore::AllNames() const {
   return names;
 }
 
-Status WeightStore::Drop() {
-  COPPICE_RETURN_IF_ERROR(
-      ForEachProduct(config_, &weights_, [this](const Product& product, const std::unique_ptr<ops::Weight>* weight) {
-        return CheckDense(config_, product, **weight);
-      }));
-  missing_ = AllNames();
-  return OkStatus();
+Status WeightStore::CheckDrop() const {
+  return ForEachProduct(config_, &weights_, [this](const Product& product, const std::unique_ptr<ops::Weight>* weight) {
+    return CheckDense(config_, product, **weight);
+  });
 }
 
 Status WeightStore::Update(const WeightSource& source) {

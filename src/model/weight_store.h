@@ -89,9 +89,10 @@ class WeightStore {
   // Replaces the weights that `source` has, some or all of them, in place: addresses stay. Nothing may read them meanwhile. An
   // error leaves a mixture of old and new weights, so that all are missing. REQUIRES: CheckUpdate.
   Status Update(const WeightSource& source);
-  // The memory of all packed weights is to lose its content: they are missing. FAILED_PRECONDITION, and nothing has changed, where
-  // the store holds a file's blocks or codes, which no update could bring back.
-  Status Drop();
+  // FAILED_PRECONDITION where the store holds a file's blocks or codes, which no update could bring back.
+  Status CheckDrop() const;
+  // The memory of all packed weights is to lose its content: they are missing. REQUIRES: CheckDrop.
+  void Drop() { missing_ = AllNames(); }
   // False while weights are missing: until updates have brought all of them.
   bool is_whole() const { return missing_.empty(); }
 

@@ -46,6 +46,7 @@ class DeviceRunner final : public Runner {
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
   Status UpdateWeights(const WeightSource& source) override;
   bool weights_are_whole() const override { return transformer_->weights_are_whole(); }
+  Status CheckSleep(bool keep_weights) const override { return CheckSleepOn(*device_, *transformer_, keep_weights); }
   Status Sleep(bool keep_weights) override;
   Status Wake() override { return WakeOn(*device_); }
 

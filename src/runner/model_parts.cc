@@ -15,8 +15,13 @@ RunnerInfo InfoOf(const ModelParts& parts) {
           .kv_bytes_per_token = KvPool::BytesPerPage(spec, config.num_layers, /*page_size=*/1)};
 }
 
+Status CheckSleepOn(const Device& device, const Transformer& transformer, bool keep_weights) {
+  COPPICE_RETURN_IF_ERROR(device.CheckReleasable());
+  return keep_weights ? OkStatus() : transformer.CheckDropWeights();
+}
+
 Status SleepOn(Device& device, Transformer& transformer, bool keep_weights) {
-  if (!keep_weights) COPPICE_RETURN_IF_ERROR(transformer.DropWeights());
+  if (!keep_weights) transformer.DropWeights();
   COPPICE_RETURN_IF_ERROR(device.Release(MemoryKind::kKv, /*keep_content=*/false));
   return device.Release(MemoryKind::kWeights, keep_weights);
 }

@@ -32,7 +32,8 @@ struct ModelParts {
 };
 
 RunnerInfo InfoOf(const ModelParts& parts);
-// Runner::Sleep and Wake of a model on a device that has nothing to do.
+// Runner::CheckSleep, Sleep and Wake of a model on a device that has nothing to do.
+Status CheckSleepOn(const Device& device, const Transformer& transformer, bool keep_weights);
 Status SleepOn(Device& device, Transformer& transformer, bool keep_weights);
 Status WakeOn(Device& device);
 // The plans with the number of layers that each is for, counted on every rank: what one of them reads, all read.

@@ -61,6 +61,11 @@ bool ModelRunner::weights_are_whole() const {
   return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.transformer->weights_are_whole(); });
 }
 
+Status ModelRunner::CheckSleep(bool keep_weights) const {
+  for (const Rank& rank : ranks_) COPPICE_RETURN_IF_ERROR(CheckSleepOn(*rank.device, *rank.transformer, keep_weights));
+  return OkStatus();
+}
+
 Status ModelRunner::Sleep(bool keep_weights) {
   return group_->Run([&](int r) { return SleepOn(*ranks_[r].device, *ranks_[r].transformer, keep_weights); });
 }

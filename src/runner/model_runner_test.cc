@@ -47,7 +47,8 @@ class FailingTransformer final : public Transformer {
     return *fails_ ? Internal("the second rank is lost") : inner_->UpdateWeights(source);
   }
   bool weights_are_whole() const override { return inner_->weights_are_whole(); }
-  Status DropWeights() override { return inner_->DropWeights(); }
+  Status CheckDropWeights() const override { return inner_->CheckDropWeights(); }
+  void DropWeights() override { inner_->DropWeights(); }
 
  private:
   std::unique_ptr<Transformer> inner_;

@@ -91,9 +91,10 @@ class Runner {
   // False after an update that failed, or a sleep without weights, until all of them have come.
   virtual bool weights_are_whole() const { return true; }
 
+  // FAILED_PRECONDITION or UNIMPLEMENTED where Sleep cannot be.
+  virtual Status CheckSleep(bool /*keep_weights*/) const { return OkStatus(); }
   // Gives the memory of KV back until Wake, its content is lost; and that of weights, which are kept in host memory or dropped. No
-  // other call comes meanwhile. REQUIRES: no step is under way. FAILED_PRECONDITION or UNIMPLEMENTED: it cannot be done, and
-  // nothing has changed. After another error Wake brings back what was given.
+  // other call comes meanwhile. After an error Wake brings back what was given. REQUIRES: CheckSleep; no step is under way.
   virtual Status Sleep(bool /*keep_weights*/) { return OkStatus(); }
   // RESOURCE_EXHAUSTED: others have the memory; it can be called again.
   virtual Status Wake() { return OkStatus(); }

@@ -74,9 +74,8 @@ struct Request {
   int32_t priority = 0;        // of those that wait, higher ones come first, whoever asked
   double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError, DEADLINE_EXCEEDED. 0: none
   // Called at the end of a step on the thread that steps the engine, or with EngineOptions::event_thread on a thread of the
-  // engine's own, one event at a time, those of a request in order; when Step returns false all have been sent. May call what is
-  // thread-safe (Submit, Cancel, Unpin, Metrics), but not SavePrefix, LoadPrefix,
-  // UpdateWeights or Step, which wait for the step.
+  // engine's own, one event at a time, those of a request in order; when Step returns false all have been sent. May call Submit,
+  // Cancel, Unpin, Load, Metrics and what returns constants; all else of the engine waits for the step.
   std::function<void(const struct StreamEvent&)> on_event;
 };
 
@@ -322,7 +321,7 @@ struct EngineMetrics {
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
   StepMetrics last_step;
   // The 256 nodes of the prefix tree in most use: by users, then those that are pinned, then by hits. A node's parent is always
-  // before it. Gathered at most ten times a second and when the engine runs idle.
+  // before it. Gathered at most ten times a second, at the end of the last request and when the engine runs idle.
   std::vector<CachedPrefix> prefixes;
   // Likewise of each tenant's own nodes, whatever else is cached, by CacheTenant::name; the root stands for parents that everybody
   // shares. Null: no tenant has any.
@@ -339,8 +338,7 @@ struct EngineLoad {
   EngineState state = EngineState::kRunning;
 };
 
-// Submit, Cancel, Unpin, SavePrefix, LoadPrefix, UpdateWeights, weight_version, Load and Metrics are thread-safe; Step or Run is
-// called by one thread.
+// Thread-safe, but for Step and Run, which one thread calls.
 class Engine {
  public:
   // Loads the model. Errors name the file and what to do.

@@ -104,10 +104,13 @@ class CudaDevice final : public Device {
     return Result<DeviceMemory>(std::move(memory));
   }
 
+  Status CheckReleasable() const override {
+    if (weights_) return OkStatus();
+    return Unimplemented(name_ + " or its driver has no virtual memory management, without which its memory cannot be given back");
+  }
   Status Release(MemoryKind kind, bool keep_content) override {
     const DeviceGuard guard(ordinal_);
-    if (ReleasableMemory* const pool = PoolOf(kind)) return pool->Release(keep_content);
-    return Unimplemented(name_ + " or its driver has no virtual memory management, without which its memory cannot be given back");
+    return PoolOf(kind)->Release(keep_content);
   }
   Status Restore(MemoryKind kind) override {
     const DeviceGuard guard(ordinal_);

@@ -131,6 +131,10 @@ Status FakeRunner::UpdateWeights(const WeightSource& source) {
   return OkStatus();
 }
 
+Status FakeRunner::CheckSleep(bool keep_weights) const {
+  return keep_weights || !holds_weights_ ? OkStatus() : FailedPrecondition("the weights cannot be dropped");
+}
+
 Status FakeRunner::Sleep(bool keep_weights) {
   COPPICE_CHECK(!std::exchange(asleep_, true));
   std::ranges::fill(memory_, ~uint64_t{0});

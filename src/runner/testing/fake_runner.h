@@ -48,10 +48,13 @@ class FakeRunner final : public HostRunner {
   uint8_t weight_version() const { return version_; }
   // Of the weights that made the KV in a slot.
   uint8_t VersionAt(int64_t slot) const;
+  Status CheckSleep(bool keep_weights) const override;
   // Its KV is garbage after it, its seed if that is not kept.
   Status Sleep(bool keep_weights) override;
   Status Wake() override;
   bool asleep() const { return asleep_; }
+  // Weights cannot be dropped.
+  void HoldWeights() { holds_weights_ = true; }
   // The next update fails half-way.
   void FailNextUpdate(Status status) { update_failure_ = std::move(status); }
 
@@ -87,7 +90,7 @@ class FakeRunner final : public HostRunner {
   int64_t tokens_computed_ = 0;
   int32_t largest_batch_ = 0;
   Status failure_, update_failure_;
-  bool is_whole_ = true, asleep_ = false;
+  bool is_whole_ = true, asleep_ = false, holds_weights_ = false;
   uint8_t version_ = 0;
   std::function<bool(int64_t)> fails_;
   int64_t num_steps_ = 0;

@@ -28,6 +28,7 @@ class LateRunner final : public Runner {
   }
   Status UpdateWeights(const WeightSource& source) override { return inner_->UpdateWeights(source); }
   bool weights_are_whole() const override { return inner_->weights_are_whole(); }
+  Status CheckSleep(bool keep_weights) const override { return inner_->CheckSleep(keep_weights); }
   Status Sleep(bool keep_weights) override { return inner_->Sleep(keep_weights); }
   Status Wake() override { return inner_->Wake(); }
 
