@@ -48,3 +48,17 @@ configure_package_config_file(cmake/CoppiceConfig.cmake.in ${PROJECT_BINARY_DIR}
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/CoppiceConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/CoppiceConfig.cmake ${PROJECT_BINARY_DIR}/CoppiceConfigVersion.cmake
   DESTINATION ${package_dir} COMPONENT attention)
+
+# For programs that are not built with CMake. What a static library needs is in Libs.private: `pkg-config --static`.
+set(pc_core "")
+set(pc_private "")
+if(attention_type STREQUAL "STATIC_LIBRARY")
+  set(pc_core " -lcoppice_core")
+  set(pc_private " -lstdc++ -lm -lpthread")
+  if(COPPICE_CUDA)
+    string(APPEND pc_private " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
+  endif()
+endif()
+cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig OUTPUT_VARIABLE pc_prefix)
+configure_file(cmake/coppice-attention.pc.in ${PROJECT_BINARY_DIR}/coppice-attention.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/coppice-attention.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT attention)
