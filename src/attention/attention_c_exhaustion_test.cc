@@ -8,12 +8,16 @@
 #include <string>
 #include <vector>
 
+#include "attention/testing/c_forest.h"
 #include "coppice/attention/attention_c.h"
 #include "tests/support/heap.h"
 
 namespace {
 
-constexpr int32_t kHeads = 2, kHeadDim = 16, kPageSize = 4, kBranches = 2, kPages = 8, kRow = 4, kRowElements = kHeads * kHeadDim;
+using coppice::attention::testing::CForest;
+
+constexpr int32_t kHeads = 2, kHeadDim = 16, kPageSize = 4, kBranches = 2, kPages = 8, kRow = CForest::kRow,
+                  kRowElements = kHeads * kHeadDim;
 
 // What a caller does with the library, as far as it comes; `out` receives the rows.
 class Caller {
@@ -58,28 +62,9 @@ class Caller {
     options.page_size = kPageSize;
     return plan_ ? COPPICE_OK : coppice_plan_create(context_, &spec_, &options, &plan_, &message_);
   }
-  coppice_status Update() {
-    coppice_prefix_forest forest{};
-    forest.struct_size = sizeof(forest);
-    forest.page_size = kPageSize;
-    forest.version = 1;
-    forest.num_nodes = 3;
-    forest.node_parent = node_parent_;
-    forest.node_begin = node_begin_;
-    forest.node_end = node_end_;
-    forest.num_branches = kBranches;
-    forest.branch_node = branch_node_;
-    forest.branch_query_begin = query_begin_;
-    forest.branch_query_count = query_count_;
-    forest.branch_kv_len = kv_len_;
-    forest.branch_page_begin = page_begin_;
-    forest.branch_page_capacity = page_capacity_;
-    forest.num_page_slots = kBranches * kRow;
-    forest.page_indices = page_indices_;
-    return coppice_plan_update(plan_, &forest, &message_);
-  }
+  coppice_status Update() { return coppice_plan_update(plan_, &forest_.view, &message_); }
   coppice_status Grow() {
-    for (int32_t& length : kv_len_) length = 7;
+    forest_.kv_len = {7, 7};
     return Update();
   }
   coppice_status Run(std::vector<float>* memory, std::vector<float>* out) {
@@ -106,11 +91,7 @@ class Caller {
   coppice_bound_kv* kv_ = nullptr;
   coppice_attention_spec spec_{};
   coppice_kv_layer layer_{};
-  int32_t node_parent_[3] = {COPPICE_NO_PARENT, 0, 0}, node_begin_[3] = {0, 4, 4},
-          node_end_[3] = {4, COPPICE_KV_LIVE, COPPICE_KV_LIVE};
-  int32_t branch_node_[2] = {1, 2}, query_begin_[2] = {0, 1}, query_count_[2] = {1, 1}, kv_len_[2] = {5, 6};
-  int32_t page_begin_[2] = {0, kRow}, page_capacity_[2] = {kRow, kRow};
-  int32_t page_indices_[2 * kRow] = {0, 1, 2, 7, 0, 3, 4, 5};
+  CForest forest_{kPageSize, /*prefix=*/4, {5, 6}, {0, 1, 2, 7, 0, 3, 4, 5}};
 };
 
 TEST(AttentionCExhaustion, EachCallAnswersAndTheNextOneWorks) {

@@ -12,11 +12,14 @@
 #include <string>
 #include <vector>
 
+#include "attention/testing/c_forest.h"
 #include "coppice/attention/attention_c.h"
 
 namespace {
 
-constexpr int32_t kHeads = 2, kHeadDim = 16, kPageSize = 4, kBranches = 2, kMaxQueries = 4, kPages = 8, kRow = 4;
+using coppice::attention::testing::CForest;
+
+constexpr int32_t kHeads = 2, kHeadDim = 16, kPageSize = 4, kBranches = 2, kMaxQueries = 4, kPages = 8, kRow = CForest::kRow;
 constexpr int32_t kRowElements = kHeads * kHeadDim;
 
 // Two branches of 5 and 6 tokens over 4 shared ones, in a pool of the native layout, with a plan and bound KV.
@@ -50,22 +53,6 @@ class AttentionCMisuse : public testing::Test {
     ASSERT_EQ(coppice_kv_pool_get_layer(&pool_, memory_.data(), &layer_, &message_), COPPICE_OK) << text_;
     ASSERT_EQ(coppice_kv_bind(context_, &spec_, &layer_, &kv_, &message_), COPPICE_OK) << text_;
 
-    forest_.struct_size = sizeof(forest_);
-    forest_.page_size = kPageSize;
-    forest_.version = 1;
-    forest_.num_nodes = 3;
-    forest_.node_parent = node_parent_;
-    forest_.node_begin = node_begin_;
-    forest_.node_end = node_end_;
-    forest_.num_branches = kBranches;
-    forest_.branch_node = branch_node_;
-    forest_.branch_query_begin = query_begin_;
-    forest_.branch_query_count = query_count_;
-    forest_.branch_kv_len = kv_len_;
-    forest_.branch_page_begin = page_begin_;
-    forest_.branch_page_capacity = page_capacity_;
-    forest_.num_page_slots = kBranches * kRow;
-    forest_.page_indices = page_indices_;
     ASSERT_EQ(coppice_plan_create(context_, &spec_, &options_, &plan_, &message_), COPPICE_OK) << text_;
     ASSERT_EQ(coppice_plan_update(plan_, &forest_, &message_), COPPICE_OK) << text_;
 
@@ -117,14 +104,10 @@ class AttentionCMisuse : public testing::Test {
   coppice_plan_options options_{};
   coppice_kv_pool pool_{};
   coppice_kv_layer layer_{};
-  coppice_prefix_forest forest_{};
   coppice_run_args args_{};
   std::vector<float> memory_, q_, out_;
-  int32_t node_parent_[3] = {COPPICE_NO_PARENT, 0, 0}, node_begin_[3] = {0, 4, 4},
-          node_end_[3] = {4, COPPICE_KV_LIVE, COPPICE_KV_LIVE};
-  int32_t branch_node_[2] = {1, 2}, query_begin_[2] = {0, 1}, query_count_[2] = {1, 1}, kv_len_[2] = {5, 6};
-  int32_t page_begin_[2] = {0, kRow}, page_capacity_[2] = {kRow, kRow};
-  int32_t page_indices_[2 * kRow] = {0, 1, 2, 7, 0, 3, 4, 5};
+  CForest tree_{kPageSize, /*prefix=*/4, {5, 6}, {0, 1, 2, 7, 0, 3, 4, 5}};
+  coppice_prefix_forest& forest_ = tree_.view;
 };
 
 TEST_F(AttentionCMisuse, RowsOfQAreCheckedInEveryUpdate) {
@@ -139,7 +122,7 @@ TEST_F(AttentionCMisuse, RowsOfQAreCheckedInEveryUpdate) {
                {{INT_MAX - 1, 1}, COPPICE_RESOURCE_EXHAUSTED, "branch 0: queries end at row 2147483647"},
                {{1, 1}, COPPICE_INVALID_ARGUMENT, "query row 1 also belongs to branch"}};
   for (const auto& [begin, status, words] : cases) {
-    std::copy_n(begin, 2, query_begin_);  // the version stays
+    std::copy_n(begin, 2, tree_.query_begin.begin());  // the version stays
     Refused(Update(), status, words);
     ASSERT_EQ(Run(), COPPICE_OK) << "the plan keeps its state: " << text_;
     EXPECT_EQ(std::memcmp(out_.data(), expected.data(), 2 * kRowElements * sizeof(float)), 0);
@@ -147,7 +130,7 @@ TEST_F(AttentionCMisuse, RowsOfQAreCheckedInEveryUpdate) {
   // Other rows in any order are legal.
   std::copy_n(q_.begin(), kRowElements, q_.begin() + 3 * kRowElements);
   std::copy_n(q_.begin() + kRowElements, kRowElements, q_.begin());
-  query_begin_[0] = 3, query_begin_[1] = 0;
+  tree_.query_begin[0] = 3, tree_.query_begin[1] = 0;
   ASSERT_EQ(Update(), COPPICE_OK) << text_;
   ASSERT_EQ(Run(), COPPICE_OK) << text_;
   EXPECT_EQ(std::memcmp(&out_[3 * kRowElements], &expected[0], kRowElements * sizeof(float)), 0);
@@ -155,26 +138,26 @@ TEST_F(AttentionCMisuse, RowsOfQAreCheckedInEveryUpdate) {
 }
 
 TEST_F(AttentionCMisuse, ArraysOfAStepAreCheckedUnderAnEqualVersion) {
-  page_begin_[1] = INT_MAX;
+  tree_.page_begin[1] = INT_MAX;
   Refused(Update(), COPPICE_INVALID_ARGUMENT, "branch 1: page row is [2147483647");
-  page_begin_[1] = kRow;
-  page_capacity_[1] = INT_MAX;
+  tree_.page_begin[1] = kRow;
+  tree_.page_capacity[1] = INT_MAX;
   Refused(Update(), COPPICE_INVALID_ARGUMENT, "branch 1: page row is [4");
-  page_capacity_[1] = 1;
+  tree_.page_capacity[1] = 1;
   Refused(Update(), COPPICE_INVALID_ARGUMENT, "branch 1: kv_len is 6, but its page row holds 1 pages");
-  page_capacity_[1] = kRow;
-  kv_len_[0] = INT_MAX;
+  tree_.page_capacity[1] = kRow;
+  tree_.kv_len[0] = INT_MAX;
   Refused(Update(), COPPICE_INVALID_ARGUMENT, "branch 0: kv_len is 2147483647");
-  kv_len_[0] = 5;
+  tree_.kv_len[0] = 5;
   forest_.num_page_slots = kRow;
   Refused(Update(), COPPICE_INVALID_ARGUMENT, "page_indices of 4 entries");
   forest_.num_page_slots = 2 * kRow;
   forest_.num_branches = 1;  // the other arrays with it: a branch left without a new version
   ASSERT_EQ(Update(), COPPICE_OK) << text_;
   forest_.num_branches = kBranches;
-  branch_node_[1] = 77;
+  tree_.branch_node[1] = 77;
   Refused(Update(), COPPICE_INVALID_ARGUMENT, "branch 1: ends at node 77");
-  branch_node_[1] = 2;
+  tree_.branch_node[1] = 2;
   const uint64_t masks[kMaxQueries + 1] = {};
   forest_.query_tree_mask = masks;
   forest_.num_query_tree_masks = 1;
@@ -200,7 +183,7 @@ TEST_F(AttentionCMisuse, NamedNodesAreNodeSlotsOfACallerThatHasThem) {
   ASSERT_EQ(Run(), COPPICE_OK) << text_;
   // The struct of a caller that was compiled before the field existed ends there; nodes are compared.
   named[1] = INT_MAX;
-  branch_node_[1] = node_parent_[2] = COPPICE_FREE_SLOT, query_count_[1] = 0;
+  tree_.branch_node[1] = tree_.node_parent[2] = COPPICE_FREE_SLOT, tree_.query_count[1] = 0;
   forest_.num_changed_nodes = 2;
   forest_.struct_size = offsetof(coppice_prefix_forest, num_changed_nodes);
   ASSERT_EQ(Update(), COPPICE_OK) << text_;
@@ -212,20 +195,20 @@ TEST_F(AttentionCMisuse, NamedNodesAreNodeSlotsOfACallerThatHasThem) {
   const std::string alone = explanation();
   // Where the branch comes back, NULL compares; of nodes that are named it is one; an empty list says that none changed.
   forest_.struct_size = sizeof(forest_);
-  branch_node_[1] = 2, node_parent_[2] = 0, query_count_[1] = 1;
+  tree_.branch_node[1] = 2, tree_.node_parent[2] = 0, tree_.query_count[1] = 1;
   forest_.changed_nodes = nullptr;
   forest_.num_changed_nodes = 0;
   forest_.changed_since = forest_.version++;
   ASSERT_EQ(Update(), COPPICE_OK) << text_;
   const std::string both = explanation();
   EXPECT_NE(both, alone);
-  branch_node_[1] = node_parent_[2] = COPPICE_FREE_SLOT, query_count_[1] = 0;
+  tree_.branch_node[1] = tree_.node_parent[2] = COPPICE_FREE_SLOT, tree_.query_count[1] = 0;
   forest_.changed_nodes = named;
   forest_.num_changed_nodes = 1;
   forest_.changed_since = forest_.version++;
   ASSERT_EQ(Update(), COPPICE_OK) << text_;
   EXPECT_EQ(explanation(), alone);
-  branch_node_[1] = 2, node_parent_[2] = 0, query_count_[1] = 1;
+  tree_.branch_node[1] = 2, tree_.node_parent[2] = 0, tree_.query_count[1] = 1;
   forest_.num_changed_nodes = 0;
   forest_.changed_since = forest_.version++;
   Refused(Update(), COPPICE_INVALID_ARGUMENT, "branch 1: ends at node 2, which is a free slot");
@@ -237,9 +220,9 @@ TEST_F(AttentionCMisuse, NamedNodesAreNodeSlotsOfACallerThatHasThem) {
 TEST_F(AttentionCMisuse, WhatChangesAfterUpdateIsNotRead) {
   ASSERT_EQ(Run(), COPPICE_OK) << text_;
   const std::vector<float> expected = out_;
-  kv_len_[0] = INT_MAX / 2, kv_len_[1] = -7;
-  query_begin_[0] = 1 << 30, query_begin_[1] = -(1 << 30);
-  page_begin_[0] = INT_MAX, branch_node_[0] = COPPICE_FREE_SLOT, query_count_[1] = INT_MAX;
+  tree_.kv_len[0] = INT_MAX / 2, tree_.kv_len[1] = -7;
+  tree_.query_begin[0] = 1 << 30, tree_.query_begin[1] = -(1 << 30);
+  tree_.page_begin[0] = INT_MAX, tree_.branch_node[0] = COPPICE_FREE_SLOT, tree_.query_count[1] = INT_MAX;
   std::ranges::fill(out_, NAN);
   ASSERT_EQ(Run(), COPPICE_OK) << text_;
   EXPECT_EQ(std::memcmp(out_.data(), expected.data(), 2 * kRowElements * sizeof(float)), 0);
@@ -465,7 +448,7 @@ TEST_F(AttentionCMisuse, MovedSlotsTakeTheirTokensAlong) {
 TEST_F(AttentionCMisuse, LaunchKeyStays) {
   uint64_t before = 0, after = 1;
   ASSERT_EQ(coppice_plan_launch_key(plan_, &before, &message_), COPPICE_OK) << text_;
-  ++kv_len_[0], ++kv_len_[1];
+  ++tree_.kv_len[0], ++tree_.kv_len[1];
   ASSERT_EQ(Update(), COPPICE_OK) << text_;
   ASSERT_EQ(coppice_plan_launch_key(plan_, &after, &message_), COPPICE_OK) << text_;
   EXPECT_EQ(after, before);

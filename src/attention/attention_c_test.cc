@@ -3,17 +3,23 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "attention/testing/c_forest.h"
+
 namespace {
 
+using coppice::attention::testing::CForest;
+
 constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 16, kPageSize = 4, kBranches = 2, kPages = 8;
-constexpr int kPrefix = 6;                   // tokens shared by both branches: ends inside the second page
-constexpr int kLengths[kBranches] = {9, 7};  // kv_len of each branch
+constexpr int kPrefix = 6;                                   // tokens shared by both branches: ends inside the second page
+constexpr std::array<int32_t, kBranches> kLengths = {9, 7};  // kv_len of each branch
 
 coppice_attention_spec Spec() {
   coppice_attention_spec spec{};
@@ -52,7 +58,8 @@ class AttentionC : public testing::Test {
 
 TEST_F(AttentionC, TwoLevelForestEqualsNaiveSoftmax) {
   // Branch 0 owns pages 0..2, branch 1 pages 3..4; both rows are valid from slot 0, so the prefix's tokens are in both.
-  const int32_t page_indices[8] = {0, 1, 2, 7, 3, 4, 5, 6};
+  CForest tree(kPageSize, kPrefix, kLengths, {0, 1, 2, 7, 3, 4, 5, 6});
+  coppice_prefix_forest& forest = tree.view;
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
   std::vector<float> q(kBranches * kHeads * kHeadDim), out(q.size(), NAN), lse(kBranches * kHeads, NAN);
@@ -80,7 +87,7 @@ TEST_F(AttentionC, TwoLevelForestEqualsNaiveSoftmax) {
   layer.page_size = kPageSize;
   for (int b = 0; b < kBranches; ++b) {
     std::vector<int64_t> slots(kLengths[b]);
-    for (int t = 0; t < kLengths[b]; ++t) slots[t] = page_indices[4 * b + t / kPageSize] * kPageSize + t % kPageSize;
+    for (int t = 0; t < kLengths[b]; ++t) slots[t] = tree.page_indices[4 * b + t / kPageSize] * kPageSize + t % kPageSize;
     coppice_append_args append{};
     append.struct_size = sizeof(append);
     append.k = keys.data() + b * per_branch;
@@ -93,27 +100,6 @@ TEST_F(AttentionC, TwoLevelForestEqualsNaiveSoftmax) {
   coppice_bound_kv* kv = nullptr;
   ASSERT_EQ(coppice_kv_bind(context_, &spec, &layer, &kv, &message_), COPPICE_OK) << text_;
 
-  const int32_t node_parent[3] = {COPPICE_NO_PARENT, 0, 0};
-  const int32_t node_begin[3] = {0, kPrefix, kPrefix}, node_end[3] = {kPrefix, COPPICE_KV_LIVE, COPPICE_KV_LIVE};
-  const int32_t branch_node[2] = {1, 2}, query_begin[2] = {0, 1}, query_count[2] = {1, 1};
-  const int32_t page_begin[2] = {0, 4}, page_capacity[2] = {4, 4};
-  coppice_prefix_forest forest{};
-  forest.struct_size = sizeof(forest);
-  forest.page_size = kPageSize;
-  forest.version = 1;
-  forest.num_nodes = 3;
-  forest.node_parent = node_parent;
-  forest.node_begin = node_begin;
-  forest.node_end = node_end;
-  forest.num_branches = kBranches;
-  forest.branch_node = branch_node;
-  forest.branch_query_begin = query_begin;
-  forest.branch_query_count = query_count;
-  forest.branch_kv_len = kLengths;
-  forest.branch_page_begin = page_begin;
-  forest.branch_page_capacity = page_capacity;
-  forest.num_page_slots = 8;
-  forest.page_indices = page_indices;
   const int32_t changed[1] = {1};
   forest.changed_since = 1;
   forest.changed_branches = changed;
