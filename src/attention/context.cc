@@ -52,6 +52,7 @@ class BackendPlan final : public InspectablePlan {
     if (uploaded_) executor_->CountCuts(&stats);
     return stats;
   }
+  std::vector<NodeRead> NodeReads() const override { return planner_->NodeReads(); }
   PlanReads Reads() override { return shared_reads_.Count(*this, planner_->forest()); }
   std::string Explain() const override { return planner_->Explain() + (uploaded_ ? executor_->Explain() : ""); }
   std::string Dump() const override { return DumpPlan(*planner_, uploaded_ ? executor_->DumpTasks() : ""); }

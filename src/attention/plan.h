@@ -40,6 +40,7 @@
 #include "attention/share/share_plan.h"
 #include "attention/work_list.h"
 #include "coppice/attention/attention.h"
+#include "coppice/attention/node_reads.h"
 #include "core/buffer.h"
 
 namespace coppice::attention {
@@ -67,6 +68,7 @@ class Planner {
   PlanView View() const;
   PlanStats Stats() const;
   std::string Explain() const;
+  std::vector<NodeRead> NodeReads() const;  // by node slot
 
   // The length that a branch's items are taken to have where whole steps are predicted: one for each class of lengths.
   int32_t TypicalLength(int32_t branch) const;

@@ -785,6 +785,45 @@ TEST(PlanCost, SharesLongPrefixesAndAbsorbsShortOnes) {
   }
 }
 
+TEST(PlanCost, NodeReadsAreTheDecisions) {
+  PlanSetup setup;
+  setup.spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
+  TestForest forest;
+  const int32_t root = forest.AddNode(kNoParent, 4096), middle = forest.AddNode(root, 2);
+  for (int32_t b = 0; b < 16; ++b) forest.AddBranch(root, 100, 1);
+  for (int32_t b = 0; b < 2; ++b) forest.AddBranch(middle, 100, 1);
+  const auto reads_of = [&](SharePolicy policy) {
+    setup.options.policy = policy;
+    const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+    EXPECT_TRUE(planner->NodeReads().empty());  // no plan yet
+    EXPECT_TRUE(planner->Update(forest.Forest()).ok());
+    const std::vector<NodeRead> reads = planner->NodeReads();
+    EXPECT_EQ(std::ranges::count_if(reads, &NodeRead::together), planner->Stats().shared_nodes);
+    return reads;
+  };
+  const std::vector<NodeRead> tree = reads_of(SharePolicy::kTree);
+  EXPECT_EQ(tree[root].branches, 18);
+  EXPECT_TRUE(tree[root].together);
+  EXPECT_EQ(tree[root].reason, ReadReason::kFaster);
+  EXPECT_LT(tree[root].together_us, tree[root].apart_us);
+  EXPECT_EQ(tree[middle].branches, 2);
+  EXPECT_FALSE(tree[middle].together);  // two tokens
+  EXPECT_EQ(tree[middle].reason, ReadReason::kFaster);
+  EXPECT_GE(tree[middle].together_us, tree[middle].apart_us);
+  EXPECT_EQ(tree[forest.branch_node[0]].branches, 1);
+  EXPECT_EQ(tree[forest.branch_node[0]].reason, ReadReason::kOneReader);
+  const std::vector<NodeRead> store = reads_of(SharePolicy::kStore);
+  EXPECT_FALSE(store[root].together);
+  EXPECT_EQ(store[root].reason, ReadReason::kPolicy);
+
+  // Where one child has all queries, the node is read as the child is.
+  for (int32_t b = 0; b < 16; ++b) forest.branch_query_count[b] = 0;
+  ++forest.version;
+  const std::vector<NodeRead> few = reads_of(SharePolicy::kStore);
+  EXPECT_EQ(few[root].branches, 2);
+  EXPECT_EQ(few[root].reason, few[middle].reason);
+}
+
 // A GPU's step that lasts no longer than the wait for a merge is planned as if nothing could be shared; with more requests it
 // shares.
 TEST(PlanCost, ShortStepsOfAGpuShareNothing) {

@@ -107,6 +107,15 @@ PlanStats SplitPlan::PlannedStats() const { return Sum(parts_[0].plan->PlannedSt
 PlanStats SplitPlan::Stats() const { return Sum(parts_[0].plan->Stats(), parts_[1].plan->Stats()); }
 PlanReads SplitPlan::Reads() { return shared_reads_.Count(*this, forest_); }
 
+std::vector<NodeRead> SplitPlan::NodeReads() const {
+  std::vector<NodeRead> reads = parts_[0].plan->NodeReads();
+  const std::vector<NodeRead> second = parts_[1].plan->NodeReads();
+  for (size_t n = 0; n < reads.size(); ++n) {
+    if (second[n].branches > reads[n].branches) reads[n] = second[n];
+  }
+  return reads;
+}
+
 std::string SplitPlan::Explain() const {
   return "first launch, branches with several queries:\n" + parts_[0].plan->Explain() +
          "second launch, branches with one query:\n" + parts_[1].plan->Explain();

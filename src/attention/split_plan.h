@@ -29,6 +29,7 @@ class SplitPlan final : public InspectablePlan {
   // Sums.
   PlanStats PlannedStats() const override;
   PlanStats Stats() const override;
+  std::vector<NodeRead> NodeReads() const override;  // of the launch that more of a node's branches take part in
   PlanReads Reads() override;
   std::string Explain() const override;
   std::string Dump() const override;  // of the second launch

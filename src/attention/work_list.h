@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "coppice/attention/attention.h"
+#include "coppice/attention/node_reads.h"
 
 namespace coppice::attention {
 
@@ -69,6 +71,7 @@ class InspectablePlan : public AttentionPlan {
   virtual PlanView View() const = 0;
   // Stats before what a backend cuts itself.
   virtual PlanStats PlannedStats() const = 0;
+  virtual std::vector<NodeRead> NodeReads() const = 0;
 };
 
 }  // namespace coppice::attention

@@ -41,6 +41,8 @@ class BranchForest {
   void Descend(BranchId branch, NodeId child);
   // Some linked branch goes through the tree node.
   bool LeadsToBranches(NodeId node) const { return static_cast<size_t>(node) < links_.size() && links_[node].count > 0; }
+  // The forest node whose tokens the tree node's are part of. REQUIRES: LeadsToBranches(node).
+  int32_t NodeOf(NodeId node) const { return TopForestNode(ElementOf(node)); }
   // PrefixTree::SplitAt made `upper` out of the upper part of `lower`.
   void OnSplit(NodeId upper, NodeId lower);
 

@@ -362,7 +362,8 @@ KvCache::PrefixUses KvCache::TopPrefixes(size_t count) const {
     return std::tuple(-a.users, !a.pinned, -a.hits, a.begin, -a.end) < std::tuple(-b.users, !b.pinned, -b.hits, b.begin, -b.end);
   };
   const auto keep_top = [&](std::vector<PrefixUse>* list) {
-    const size_t kept = std::min(count, list->size());
+    const auto used = static_cast<size_t>(std::ranges::count_if(*list, [](const PrefixUse& use) { return use.users > 0; }));
+    const size_t kept = std::min(std::max(count, used), list->size());
     std::partial_sort(list->begin(), list->begin() + static_cast<std::ptrdiff_t>(kept), list->end(), before);
     list->resize(kept);
   };

@@ -174,9 +174,9 @@ class KvCache {
     // By CacheSalt::tenant, of those that have any: its own nodes. Where one's parent is everybody's, kRootNode stands for it.
     std::map<std::string, std::vector<PrefixUse>> of_tenants;
   };
-  // The `count` nodes in most use, of all and of each tenant: by users, then those that are pinned, then by hits, then the one
-  // nearer to the root. A node has no more of each than its parent, so parents come first and none is missing.
-  // O(nodes + branches x depth).
+  // The nodes in use by branches, or the `count` nodes in most use where that is more, of all and of each tenant: by users, then
+  // those that are pinned, then by hits, then the one nearer to the root. A node has no more of each than its parent, so parents
+  // come first and none is missing. O(nodes + branches x depth).
   PrefixUses TopPrefixes(size_t count) const;
   int32_t free_branches() const { return static_cast<int32_t>(free_branches_.size()); }
   const Options& options() const { return options_; }

@@ -625,7 +625,8 @@ Result<bool> EngineImpl::LaunchNext() {
   }
   phase.Next("schedule", &metrics_.step().host_seconds);
   ScheduledBatch* const batch = scheduler_.Schedule(!under_way_.empty());
-  inbox_.Begin(scheduler_.begun());
+  metrics_.totals().queue_seconds += inbox_.Begin(scheduler_.begun());
+  metrics_.totals().requests_begun += std::ssize(scheduler_.begun());
   metrics_.totals().bubbles += batch == nullptr;
   if (batch == nullptr || batch->empty()) return false;
   phase.Set("rows", batch->num_tokens());
@@ -642,6 +643,7 @@ Result<bool> EngineImpl::LaunchNext() {
     return ticket.status();
   }
   under_way_.push_back({.batch = batch, .ticket = *ticket, .drafting = drafts_.drafting()});
+  metrics_.NotePlan(metrics_.totals().steps + std::ssize(under_way_), *batch, runner_, cache_);
   under_way_.back().in_cache = steps_.Launched(*ticket);
   return true;
 }

@@ -66,12 +66,18 @@ void Inbox::EndWaiting(Alive* request) {
   if (of_name->second == 0) waiting_of_names_.erase(of_name);
 }
 
-void Inbox::Begin(std::span<const RequestId> begun) {
-  if (begun.empty()) return;
+double Inbox::Begin(std::span<const RequestId> begun) {
+  if (begun.empty()) return 0;
+  const Clock::time_point now = Clock::now();
+  Clock::duration waited{};
   const std::lock_guard lock(mutex_);
   for (const RequestId id : begun) {
-    if (const auto request = alive_.find(id); request != alive_.end()) EndWaiting(&request->second);
+    const auto request = alive_.find(id);
+    if (request == alive_.end()) continue;
+    waited += now - request->second.arrived;
+    EndWaiting(&request->second);
   }
+  return std::chrono::duration<double>(waited).count();
 }
 
 Status Inbox::Cancel(RequestId id) {

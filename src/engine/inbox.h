@@ -50,17 +50,19 @@ class Inbox {
   bool has_requests() const;
   // Sleeps until there is something to take, Wake was called since the last Take, `stop` is requested, or so long; 0: without end.
   void WaitForArrivals(std::stop_token stop, std::chrono::milliseconds at_most);
-  // These requests run now for the first time: they do not wait any more.
-  void Begin(std::span<const RequestId> begun);
+  // These requests run now for the first time: they do not wait any more. Returns the seconds that all of them have waited.
+  double Begin(std::span<const RequestId> begun);
   // These requests are done: they cannot be cancelled any more.
   void Forget(std::span<const RequestId> done);
   // So many of the requests that were taken wait. Returns waiting().
   int32_t SetScheduled(int32_t waiting);
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Alive {
     std::string name;
     int32_t samples = 0;
+    Clock::time_point arrived = Clock::now();
     bool waits = true;
   };
 

@@ -1,9 +1,12 @@
 #include "engine/metrics.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 namespace coppice {
 namespace {
@@ -12,6 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kNumPrefixes = 256;  // of EngineMetrics::prefixes
 constexpr std::chrono::milliseconds kPrefixesEvery(100);
+constexpr std::chrono::milliseconds kPlanEvery(100);
 
 std::vector<CachedPrefix> ToCachedPrefixes(const std::vector<KvCache::PrefixUse>& uses) {
   std::vector<CachedPrefix> prefixes;
@@ -28,6 +32,31 @@ std::vector<CachedPrefix> ToCachedPrefixes(const std::vector<KvCache::PrefixUse>
   return prefixes;
 }
 
+// Of the nodes of the prefix tree that at least two samples of the planned step read.
+std::vector<PlannedRead> PlannedReads(const KvCache& cache, const std::vector<attention::NodeRead>& reads) {
+  std::vector<PlannedRead> planned;
+  const PrefixTree& tree = cache.tree();
+  for (NodeId n = 1; n < tree.node_capacity(); ++n) {
+    const PrefixTree::Node& node = tree.node(n);
+    if (!node.in_tree || !cache.forest().LeadsToBranches(n)) continue;
+    const int32_t of_forest = cache.forest().NodeOf(n);
+    const attention::NodeRead& read = reads[of_forest];
+    if (read.branches < 2) continue;
+    planned.push_back({.node = n,
+                       .parent = node.parent,
+                       .begin = node.begin,
+                       .end = node.end(),
+                       .samples = read.branches,
+                       .decision = of_forest,
+                       .together = read.together,
+                       .reason = read.reason,
+                       .together_us = read.together_us,
+                       .apart_us = read.apart_us});
+  }
+  std::ranges::sort(planned, {}, [](const PlannedRead& read) { return std::tuple(read.begin, read.node); });  // parents first
+  return planned;
+}
+
 }  // namespace
 
 MetricsRecorder::MetricsRecorder(Fixed fixed)
@@ -38,9 +67,32 @@ MetricsRecorder::MetricsRecorder(Fixed fixed)
   published_ = totals_;
 }
 
+void MetricsRecorder::NotePlan(int64_t step, const ScheduledBatch& batch, const Runner& runner, const KvCache& cache) {
+  const int32_t decode_rows = batch.num_tokens() - batch.prefill_tokens;
+  const bool is_fullest = decode_rows > (totals_.fullest_plan ? totals_.fullest_plan->decode_rows : 0);
+  const Clock::time_point now = Clock::now();
+  if (plan_ && plan_->step < step) return;
+  plan_.reset();  // its step failed
+  if (!is_fullest && now < plan_due_) return;
+  plan_due_ = now + kPlanEvery;
+  const std::vector<attention::NodeRead> reads = runner.NodeReads();
+  if (reads.empty()) return;
+  plan_ = std::make_unique<StepPlan>(StepPlan{
+      .step = step, .decode_rows = decode_rows, .prefill_rows = batch.prefill_tokens, .reads = PlannedReads(cache, reads)});
+}
+
+void MetricsRecorder::CountPlan() {
+  plan_->kv_bytes_read = step_.kv_bytes_read;
+  plan_->kv_bytes_read_unshared = step_.kv_bytes_read_unshared;
+  totals_.plan = std::move(plan_);
+  if (totals_.plan->decode_rows > (totals_.fullest_plan ? totals_.fullest_plan->decode_rows : 0))
+    totals_.fullest_plan = totals_.plan;
+}
+
 void MetricsRecorder::CountStep(const ScheduledBatch& batch, const StepStats& stats, const KvCache::Usage& usage) {
   CountMemory(usage);
   CountRows(batch, stats);
+  if (plan_ && plan_->step == step_.step) CountPlan();
 }
 
 void MetricsRecorder::CountRows(const ScheduledBatch& batch, const StepStats& stats) {

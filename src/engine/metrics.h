@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -30,6 +31,9 @@ class MetricsRecorder {
   StepMetrics& step() { return step_; }
 
   void BeginStep() { step_ = {}; }
+  // Step `step` was launched: notes how its plan reads what samples have in common, where that is due. The cache's forest is the
+  // one that was planned.
+  void NotePlan(int64_t step, const ScheduledBatch& batch, const Runner& runner, const KvCache& cache);
   // A step was computed, and is to be committed: everybody who ran still holds its pages.
   void CountStep(const ScheduledBatch& batch, const StepStats& stats, const KvCache::Usage& usage);
   // The call of Engine::Step at hand committed a step and took so long.
@@ -49,6 +53,8 @@ class MetricsRecorder {
   int32_t running() const;
 
  private:
+  // The plan that was noted is of this step: publishes it.
+  void CountPlan();
   void CountRows(const ScheduledBatch& batch, const StepStats& stats);
   void CountMemory(const KvCache::Usage& usage);
 
@@ -58,6 +64,8 @@ class MetricsRecorder {
   double edit_seconds_ = 0;                               // StepStats, of this step
   bool was_idle_ = true;                                  // since the step before
   std::chrono::steady_clock::time_point prefixes_due_{};  // when totals_.prefixes is gathered again
+  std::chrono::steady_clock::time_point plan_due_{};      // likewise of totals_.plan
+  std::unique_ptr<StepPlan> plan_;                        // noted, of a step that is under way
   mutable std::mutex mutex_;                              // guards what follows
   EngineMetrics published_;
 };

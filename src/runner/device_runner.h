@@ -41,6 +41,7 @@ class DeviceRunner final : public Runner {
   const RunnerInfo& info() const override { return info_; }
   Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) override;
   Result<StepResult> Wait(StepTicket ticket) override;
+  std::vector<attention::NodeRead> NodeReads() const override { return plans_.NodeReads(); }
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;

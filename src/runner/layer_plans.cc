@@ -1,6 +1,7 @@
 #include "runner/layer_plans.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "core/check.h"
@@ -51,6 +52,17 @@ Status LayerPlans::Prepare(const attention::PrefixForestView& forest, Stream str
   planned_last_ = 1 - planned_last_;
   stats->branch_reads = branch_reads;
   return OkStatus();
+}
+
+std::vector<attention::NodeRead> LayerPlans::NodeReads() const {
+  std::vector<attention::NodeRead> reads = attention::NodeReads(*groups_.front().plan);
+  for (const Group& group : std::span(groups_).subspan(1)) {
+    const std::vector<attention::NodeRead> others = attention::NodeReads(*group.plan);
+    for (size_t n = 0; n < std::min(reads.size(), others.size()); ++n) {
+      if (others[n].together && !reads[n].together) reads[n] = others[n];
+    }
+  }
+  return reads;
 }
 
 }  // namespace coppice

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "coppice/attention/attention.h"
+#include "coppice/attention/node_reads.h"
 #include "runner/runner.h"
 
 namespace coppice {
@@ -30,6 +31,8 @@ class LayerPlans {
   const LaunchKeys& launch_keys() const { return launch_keys_; }
   // Plans a step and copies what changed, in stream order. Says in `stats` what attention will read.
   Status Prepare(const attention::PrefixForestView& forest, Stream stream, StepStats* stats);
+  // As Runner has it, of the last Prepare.
+  std::vector<attention::NodeRead> NodeReads() const;
 
  private:
   std::vector<Group> groups_;

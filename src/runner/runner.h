@@ -8,8 +8,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "coppice/attention/attention.h"
+#include "coppice/attention/node_reads.h"
 #include "coppice/core/status.h"
 #include "model/config.h"
 #include "model/weight_source.h"
@@ -73,6 +75,10 @@ class Runner {
   // Waits for the oldest step that is under way. On an error the step's KV and draws cannot be trusted, nor those of a step
   // launched after it, which must still be waited for; its edits have been made. REQUIRES: `ticket` is that step's.
   virtual Result<StepResult> Wait(StepTicket ticket) = 0;
+
+  // How attention reads each node of the last launched step's forest, by node slot, and why; empty: nothing plans attention. Of
+  // layers that attend alike, the group that reads the node together counts, else the first.
+  virtual std::vector<attention::NodeRead> NodeReads() const { return {}; }
 
   // KV by token, apart from pages: `kv` is [layer][K, V][token][kv_head][head_dim] in info().kv_dtype, whatever the page size is.
   // Of tokens [0, num_tokens) of a path whose pages, in order, are `pages`. REQUIRES: no step is under way.

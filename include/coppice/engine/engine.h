@@ -18,6 +18,7 @@
 #include "coppice/core/types.h"
 #include "coppice/engine/model_info.h"
 #include "coppice/engine/pause.h"
+#include "coppice/engine/step_plan.h"
 #include "coppice/engine/token_constraint.h"
 #include "coppice/engine/weights.h"
 #include "coppice/runner/sampling.h"
@@ -302,6 +303,8 @@ struct EngineMetrics {
   double device_idle_seconds = 0;
   int64_t preemptions = 0;           // samples that gave their pages up and were computed again later
   int32_t waiting = 0, running = 0;  // requests, samples
+  int64_t requests_begun = 0;        // that a step took in, and how long all of them had waited for it
+  double queue_seconds = 0;
   int32_t pages_total = 0, pages_used = 0;
   int64_t peak_pages_used = 0;
   int64_t merged_pages = 0;  // pages given back because running samples had generated the same text
@@ -320,13 +323,17 @@ struct EngineMetrics {
   // tokens to text with the callers' on_event, which is not part of a step's seconds.
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
   StepMetrics last_step;
-  // The 256 nodes of the prefix tree in most use: by users, then those that are pinned, then by hits. A node's parent is always
-  // before it. Gathered at most ten times a second, at the end of the last request and when the engine runs idle.
+  // The nodes of the prefix tree that running samples go through, and 256 nodes at least, those in most use: by users, then those
+  // that are pinned, then by hits. A node's parent is always before it. Gathered at most ten times a second, at the end of the last
+  // request and when the engine runs idle.
   std::vector<CachedPrefix> prefixes;
   // Likewise of each tenant's own nodes, whatever else is cached, by CacheTenant::name; the root stands for parents that everybody
   // shares. Null: no tenant has any.
   std::shared_ptr<const std::map<std::string, std::vector<CachedPrefix>>> tenant_prefixes;
-  int32_t tree_nodes = 0;               // how many there are in all
+  int32_t tree_nodes = 0;  // how many there are in all
+  // How attention read what samples have in common: in a step that was at most a tenth of a second old while the engine works, and
+  // in the first one with the most samples since creation. Null: there was none, or nothing plans attention.
+  std::shared_ptr<const StepPlan> plan, fullest_plan;
   int32_t chunk = 0;                    // prompt tokens of a step at most
   std::vector<ChunkSpeed> chunk_probe;  // with kAutoChunk: what was measured
 };

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "attention/work_list.h"
 
@@ -20,6 +21,7 @@ class ForwardingPlan : public InspectablePlan {
   PlanStats PlannedStats() const override { return Of(*plan_).PlannedStats(); }
   PlanView View() const override { return Of(*plan_).View(); }
   PlanStats Stats() const override { return plan_->Stats(); }
+  std::vector<NodeRead> NodeReads() const override { return Of(*plan_).NodeReads(); }
   PlanReads Reads() override { return plan_->Reads(); }
   std::string Explain() const override { return plan_->Explain(); }
   std::string Dump() const override { return plan_->Dump(); }
