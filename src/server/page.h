@@ -6,6 +6,7 @@
 
 namespace coppice::server {
 
+// A file of a page: `path` is where it is served.
 struct PageFile {
   std::string_view path, content_type, text;
 };

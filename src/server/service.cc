@@ -101,11 +101,10 @@ std::vector<Route> Service::Routes() {
       {"GET", "/version", by(&Service::Version), BodyKind::kNone, /*open=*/true},
       {"GET", "/openapi.json", by(&Service::OpenApi), BodyKind::kNone, /*open=*/true},
       {"GET", "/", by(&Service::Page), BodyKind::kNone, /*open=*/true},
-      {"GET", "/page/style.css", by(&Service::Page), BodyKind::kNone, /*open=*/true},
-      {"GET", "/page/playground.js", by(&Service::Page), BodyKind::kNone, /*open=*/true},
-      {"GET", "/page/live.js", by(&Service::Page), BodyKind::kNone, /*open=*/true},
+      {"GET", "/page/{file}", by(&Service::Page), BodyKind::kNone, /*open=*/true},
       {"GET", "/metrics", by(&Service::Metrics)},
       {"GET", kTreePath, by(&Service::Tree)},
+      {"GET", "/v1/plan", by(&Service::LastPlan)},
       {"GET", "/v1/models", by(&Service::Models)},
       {"GET", kModelPath, by(&Service::Model)},
       {"GET", "/v1/prefixes", by(&Service::ListPrefixes)},
@@ -306,7 +305,10 @@ void Service::Metrics(const std::shared_ptr<Call>& call) {
 }
 
 void Service::Page(const std::shared_ptr<Call>& call) {
-  const auto file = std::ranges::find(PageFiles(), call->route, &PageFile::path);
+  const std::string path = call->variable.empty() ? "/" : "/page/" + call->variable;
+  const auto file = std::ranges::find(PageFiles(), path, &PageFile::path);
+  if (file == PageFiles().end())
+    return Answer(call, ErrorResponse(404, fmt::format("the page has no file {}", Quoted(call->variable))));
   Answer(call, {.body = std::string(file->text),
                 .content_type = std::string(file->content_type),
                 .headers = {{"content-security-policy", std::string(kPagePolicy)},
@@ -320,6 +322,13 @@ void Service::Tree(const std::shared_ptr<Call>& call) {
   Answer(call, {.body = DumpJson(access_.IsAdmin(call->key)
                                      ? TreeResponse(metrics, engine_.model_info())
                                      : TreeResponseOf(call->key, metrics, engine_.model_info(), metrics_.TokensOf(call->key)))});
+}
+
+void Service::LastPlan(const std::shared_ptr<Call>& call) {
+  if (!access_.IsAdmin(call->key)) {  // it tells what others' requests do
+    return Answer(call, ErrorResponse(403, "the plan of a step is of all keys' requests: it takes an API key of role admin"));
+  }
+  Answer(call, {.body = DumpJson(PlanResponse(engine_.Metrics().plan.get()))});
 }
 
 ordered_json Service::ModelObject() const {

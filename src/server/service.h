@@ -98,6 +98,7 @@ class Service {
   void Models(const std::shared_ptr<Call>& call);
   void Model(const std::shared_ptr<Call>& call);
   void OpenApi(const std::shared_ptr<Call>& call);
+  void LastPlan(const std::shared_ptr<Call>& call);
   void Completions(const std::shared_ptr<Call>& call);
   void ChatCompletions(const std::shared_ptr<Call>& call);
   void Responses(const std::shared_ptr<Call>& call);

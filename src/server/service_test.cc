@@ -133,18 +133,40 @@ TEST_F(ServiceTest, ThePageLoadsNothingFromElsewhere) {
     EXPECT_THAT(page->response->body, HasSubstr(path));
     EXPECT_EQ(Get(path)->response->status, 200) << path;
   }
+  const auto markdown = Get("/page/marked.esm.js");
+  EXPECT_EQ(markdown->response->content_type, "text/javascript; charset=utf-8");
+  EXPECT_THAT(markdown->response->body, HasSubstr("MIT Licensed"));
+  EXPECT_EQ(Get("/page/none.js")->response->status, 404);
+  EXPECT_EQ(Get("/page/marked.esm.js/more")->response->status, 404);
+}
+
+TEST_F(ServiceTest, NoPlanBeforeTheFirstStep) {
+  const json plan = Get("/v1/plan")->body();
+  EXPECT_EQ(plan["step"], nullptr);
+  EXPECT_TRUE(plan["reads"].empty());
 }
 
 TEST_F(ServiceTest, TheTreeWhileSamplesRun) {
   const auto answer = Complete({{"prompt", {1, 2, 3, 4, 5, 6, 7, 8}}, {"max_tokens", 6}, {"n", 3}});
   harness_.Step(2);
-  EXPECT_EQ(Get("/v1/tree")->body()["samples_running"], 3);
+  const json running = Get("/v1/tree")->body();
+  EXPECT_EQ(running["samples_running"], 3);
+  ASSERT_FALSE(running["nodes"].empty());
+  EXPECT_EQ(running["nodes"][0]["running"], 3);
+  EXPECT_EQ(running["nodes"][0]["read_together"], true);
+  EXPECT_THAT(running["nodes"][0]["reason"].get<std::string>(), HasSubstr("3 samples read them together: "));
+  const json plan = Get("/v1/plan")->body();
+  EXPECT_EQ(plan["reads"][0]["node"], running["nodes"][0]["id"]);
+  EXPECT_EQ(plan["reads"][0]["samples"], 3);
+  EXPECT_LT(plan["kv_bytes_read"], plan["kv_bytes_read_unshared"]);
+  EXPECT_THAT(plan["text"].get<std::string>(), HasSubstr("tokens 0 to 8: 3 samples read them together"));
   harness_.RunToEnd();
   const json tree = Get("/v1/tree")->body();
   ASSERT_FALSE(tree["nodes"].empty());
   EXPECT_EQ(tree["nodes"][0]["begin"], 0);
   EXPECT_EQ(tree["nodes"][0]["parent"], 0);
   EXPECT_EQ(tree["nodes"][0]["running"], 0);
+  EXPECT_EQ(tree["nodes"][0]["read_together"], nullptr);
   EXPECT_EQ(tree["num_nodes"], tree["nodes"].size());
   EXPECT_EQ(tree["generated_tokens"], 18);
   EXPECT_LT(tree["kv_bytes_read"], tree["kv_bytes_read_unshared"]);

@@ -10,6 +10,14 @@ using nlohmann::ordered_json;
 
 namespace {
 
+// How the last plan reads each node, by its id; a null plan says nothing.
+std::map<int32_t, const PlannedRead*> ReadsOf(const StepPlan* plan) {
+  std::map<int32_t, const PlannedRead*> reads;
+  if (!plan) return reads;
+  for (const PlannedRead& read : plan->reads) reads[read.node] = &read;
+  return reads;
+}
+
 ordered_json ToJson(const std::vector<CachedPrefix>& prefixes) {
   ordered_json nodes = ordered_json::array();
   for (const CachedPrefix& node : prefixes) {
@@ -28,6 +36,15 @@ ordered_json ToJson(const std::vector<CachedPrefix>& prefixes) {
 
 ordered_json TreeResponse(const EngineMetrics& metrics, const ModelInfo& model) {
   ordered_json nodes = ToJson(metrics.prefixes);
+  const std::map<int32_t, const PlannedRead*> reads = ReadsOf(metrics.plan.get());
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const CachedPrefix& node = metrics.prefixes[i];
+    const auto found = reads.find(node.id);
+    // The tree may have changed since: what runs no more is only cached, and another node may have the id.
+    const bool is_told = found != reads.end() && node.users > 1 && found->second->begin == node.begin;
+    nodes[i]["read_together"] = is_told ? ordered_json(found->second->together) : ordered_json();
+    nodes[i]["reason"] = is_told ? ordered_json(ReasonText(*found->second)) : ordered_json();
+  }
   const StepMetrics& step = metrics.last_step;
   return {{"object", "prefix_tree"},
           {"num_nodes", metrics.tree_nodes},
@@ -76,6 +93,35 @@ ordered_json TreeResponseOf(const std::string& key, const EngineMetrics& metrics
           {"prompt_tokens", tokens.prompt},
           {"cached_tokens", tokens.cached},
           {"generated_tokens", tokens.generated}};
+}
+
+ordered_json PlanResponse(const StepPlan* plan) {
+  if (!plan) {
+    return {{"object", "step_plan"},
+            {"step", nullptr},
+            {"reads", ordered_json::array()},
+            {"text", "nothing was planned yet: no step has read any KV\n"}};
+  }
+  ordered_json reads = ordered_json::array();
+  for (const PlannedRead& read : plan->reads) {
+    reads.push_back({{"node", read.node},
+                     {"parent", read.parent},
+                     {"begin", read.begin},
+                     {"end", read.end},
+                     {"samples", read.samples},
+                     {"read_together", read.together},
+                     {"reason", ReasonText(read)},
+                     {"together_us", read.together_us},
+                     {"apart_us", read.apart_us}});
+  }
+  return {{"object", "step_plan"},
+          {"step", plan->step},
+          {"decode_rows", plan->decode_rows},
+          {"prefill_rows", plan->prefill_rows},
+          {"kv_bytes_read", plan->kv_bytes_read},
+          {"kv_bytes_read_unshared", plan->kv_bytes_read_unshared},
+          {"reads", std::move(reads)},
+          {"text", PlanText(*plan)}};
 }
 
 }  // namespace coppice::server

@@ -36,6 +36,13 @@ class KeysTest(unittest.TestCase):
     def server(self, *args):
         return Server("--api-keys", self.keys, *args, key="root")
 
+    def test_the_plan_of_a_step_is_for_admins(self):
+        with self.server() as server:
+            server.complete(prompt=[5] * 200, n=4, max_tokens=8)
+            plan = json.loads(server.ask("GET", "/v1/plan")[2])
+            self.assertRegex(plan["text"], r"^step \d+: ")
+            self.assertEqual(server.ask("GET", "/v1/plan", headers={"Authorization": "Bearer alice"})[0], 403)
+
     def prompt(self, length=100):
         """Of random tokens but for the first, which no other prompt of the test begins with."""
         return [3 + next(self.numbers) % 247, *(self.random.randrange(3, 250) for _ in range(length - 1))]

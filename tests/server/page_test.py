@@ -1,14 +1,16 @@
-"""The page at / in a real Chromium: tokens stream, the tree grows, nothing is loaded from elsewhere, and it works on a phone, in the
-dark and with API keys. Skipped where Chromium, its driver, Selenium or the default model is missing.
+"""The page at / in a real Chromium: it opens on an example, tokens stream, the tree grows and shows what runs, conversations outlive a
+reload, nothing is loaded from elsewhere, and it works on a phone, in the dark and with API keys. Skipped where Chromium, its driver,
+Selenium or the default model is missing.
 
-page_test.py --screenshot FILE draws the picture of docs/server.md instead."""
+page_test.py --screenshots FOLDER draws the pictures of docs/server.md instead."""
 
+import base64
 import hashlib
 import json
+import os
 import shutil
 import sys
 import tempfile
-import threading
 import unittest
 
 from server_process import Server, default_model_or_skip
@@ -64,8 +66,15 @@ class Page:
     """The page of a server in a browser."""
 
     def __init__(self, browser, url):
+        """Opens the page as one who has never been there."""
         self.browser = browser
         browser.get(url + "/")
+        browser.execute_script("localStorage.clear()")
+        self.reload()
+
+    def reload(self):
+        self.browser.refresh()
+        self.wait(lambda: self.browser.execute_script("return document.body.dataset.ready"))
 
     def find(self, selector):
         return self.browser.find_elements(By.CSS_SELECTOR, selector)
@@ -128,8 +137,8 @@ class PageTest(unittest.TestCase):
         self.assertEqual(means, sorted(means, reverse=True))
         self.assertIn("times as much", page.text("#bytes-summary")[0])
 
-        page.find(".sample button")[0].click()
-        self.assertEqual(page.text("#conversation li")[1], texts[0])
+        page.find(".sample button")[1].click()
+        self.assertEqual(page.text("#conversation .assistant .text")[0], texts[0])
         status = page.ask("And then?", n=1, max_tokens=4)
         self.assertRegex(status, r"\d+ prompt tokens, [1-9]\d* of them cached")
 
@@ -138,17 +147,106 @@ class PageTest(unittest.TestCase):
         page.find("input[value=completion]")[0].click()
         self.assertFalse(page.find("#system")[0].is_displayed())
         page.ask("One, two, three,", n=5, max_tokens=1, temperature=0, vote=r"(\w+)")
-        self.assertRegex(page.text("#votes li")[0], r"^four: 5 samples$")
+        self.assertEqual(page.text("#votes li")[0].split(), ["four", *"5 of 5 samples, 100 %".split()])
+        self.assertEqual([meter.get_attribute("value") for meter in page.find("#votes meter")], ["5"])
+        self.assertEqual(page.text(".sample h3"), ["#1 · 5 equal samples"])  # equal ones are one card
 
     def test_errors_and_stops_are_said(self):
         page = self.page
         self.browser.execute_script("document.getElementById('form').noValidate = true")
-        self.assertIn("temperature", page.ask("Hello", temperature=-1, n=1))
+        self.assertRegex(page.ask("Hello", temperature=-1, n=3), r"^The server refused the request: .*temperature.*\.$")
+        self.assertEqual(page.find(".sample"), [])
         page.send("Tell me a story.", n=1, max_tokens=900, temperature=1)
         page.wait(lambda: any(page.text(".sample .text")))
+        self.assertFalse(page.find("#clear")[0].is_enabled())
         page.find("#stop")[0].click()
-        self.assertEqual(page.wait_for_the_end(), "stopped")
+        self.assertEqual(page.wait_for_the_end(), "Stopped.")
+        self.assertIn("stopped", page.text(".sample .facts")[0])
         self.server.wait_for("coppice_samples_running", 0)
+
+    def test_a_server_that_is_gone_is_said(self):
+        self.browser.execute_cdp_cmd("Network.enable", {})
+        self.addCleanup(self.emulate_network, offline=False)
+        self.emulate_network(offline=True)
+        self.assertRegex(self.page.ask("Hello", n=1), r"^The server does not answer\.")
+        self.page.wait(lambda: self.page.text("#tree-summary")[0].startswith("The server does not answer."))
+
+    def emulate_network(self, offline):
+        self.browser.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1})
+
+    def test_it_opens_on_an_example_where_sharing_wins(self):
+        page = self.page
+        page.find("#try")[0].click()
+        page.wait(lambda: page.find("#tree rect.share-4"))  # 16 samples run through the prompt
+        page.wait(lambda: len(page.find("#tree rect.share-1")) > 8)
+        self.assertIn("Quercus robur", page.find("#system")[0].get_attribute("value"))
+        self.assertFalse(page.find("#intro")[0].is_displayed())
+        page.find("#stop")[0].click()
+        page.wait_for_the_end()
+        self.server.wait_for("coppice_samples_running", 0)
+
+    def test_conversations_outlive_a_reload(self):
+        page = self.page
+        page.ask("Name a tree.", n=1, max_tokens=4)
+        page.ask("Name another tree.", n=2, max_tokens=4)
+        shown = page.text("#conversation .text"), sorted(page.text(".sample .text"))
+        self.assertEqual(shown[0][0::2], ["Name a tree.", "Name another tree."])
+        page.reload()
+        self.assertEqual((page.text("#conversation .text"), sorted(page.text(".sample .text"))), shown)
+        # The next message goes on with the answer that stands first.
+        best = page.text(".sample .text")[0]
+        page.ask("And a third one.", n=1, max_tokens=2)
+        self.assertEqual(page.text("#conversation .text")[3], best)
+
+        page.find("#clear")[0].click()
+        self.assertEqual(page.find("#conversation li"), [])
+        page.ask("Good morning.", n=1, max_tokens=2)
+        self.assertEqual(page.text("#history option"), ["Good morning.", "Name a tree."])
+        page.find("#history option")[1].click()
+        self.assertEqual(len(page.find("#conversation li")), 6)
+        page.find("#forget")[0].click()
+        page.reload()
+        self.assertEqual(page.text("#history option")[1:], ["Good morning."])
+
+    def test_answers_are_markdown_and_never_html(self):
+        answer = "**Oaks** & `a<b>`\n\n| tree | age |\n|---|--:|\n| oak | 900 |\n\n<img src=x onerror=alert(1)>\n\n[bad](javascript:alert(1)) [good](https://example.org/)"
+        html = self.browser.execute_async_script(
+            "const [text, done] = arguments; import('/page/markdown.js').then((module) => {"
+            "const box = document.createElement('div'); module.showMarkdown(text, box); done(box.innerHTML); })",
+            answer,
+        )
+        self.assertIn("<p><strong>Oaks</strong> &amp; <code>a&lt;b&gt;</code></p>", html)
+        self.assertIn('<td class="align-right">900</td>', html)
+        self.assertIn("&lt;img src=x", html)
+        self.assertIn('<a href="https://example.org/"', html)
+        self.assertNotIn("<img", html)
+        self.assertNotIn("javascript:", html)
+
+    def test_copy(self):
+        self.browser.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]})
+        self.page.ask("Hello", n=2, max_tokens=6)
+        self.page.find(".sample button")[0].click()
+        self.page.wait(lambda: self.page.text(".sample button")[0] == "Copied")
+        copied = self.browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+        self.assertEqual(" ".join(copied.split()), " ".join(self.page.text(".sample .text")[0].split()))
+
+    def test_the_tree_draws_what_runs_first_and_folds_what_is_cached(self):
+        tree = {"steps": 1, "step_seconds": 1, "generated_tokens": 1, "kv_bytes_read": 1, "kv_bytes_read_unshared": 1, "kv_bytes_per_token": 1,
+                "pages": 9, "pages_used": 9, "samples_running": 100, "requests_waiting": 0}  # fmt: skip
+        cached = [{"id": i, "parent": 0, "begin": 0, "end": 50, "hits": 1, "running": 0, "pinned": False} for i in range(1, 61)]
+        prompt = {"id": 61, "parent": 0, "begin": 0, "end": 500, "hits": 1, "running": 100, "pinned": False, "read_together": False, "reason": "Because."}
+        leaves = [{"id": i, "parent": 61, "begin": 500, "end": 510, "hits": 0, "running": 1, "pinned": False} for i in range(62, 162)]
+        nodes = [*cached, prompt, *leaves]
+        self.browser.execute_script(
+            "window.fetch = () => Promise.resolve(new Response(JSON.stringify(arguments[0])))", tree | {"nodes": nodes, "num_nodes": len(nodes)}
+        )
+        page = self.page
+        page.wait(lambda: len(page.find("#tree rect.share-1")) == 100)
+        self.assertEqual([rect.text for rect in page.find("#tree text")][0], "500 ×100 apart")
+        self.assertEqual(len(page.find("#tree rect.apart")), 1)
+        self.assertEqual([title.get_attribute("textContent") for title in page.find("#tree .fold title")], ["60 cached prompts, 3,000 tokens"])
+        self.assertLess(page.find("#tree rect.share-5")[0].location["y"], page.find("#tree .fold")[0].location["y"])
+        self.assertEqual(page.text("#reads li"), ["Tokens 0 to 500: Because."])
 
     def test_nothing_from_elsewhere_and_no_errors(self):
         page = self.page
@@ -169,7 +267,7 @@ class PageTest(unittest.TestCase):
         page = self.page
         page.ask("Hello", n=2, max_tokens=2)
         unnamed = self.browser.execute_script(
-            "return [...document.querySelectorAll('input, textarea, meter, svg')]"
+            "return [...document.querySelectorAll('input, textarea, select, meter, svg')]"
             ".filter((e) => !e.labels?.length && !e.getAttribute('aria-label')).map((e) => e.outerHTML)"
         )
         self.assertEqual(unnamed, [])
@@ -186,7 +284,10 @@ class PageTest(unittest.TestCase):
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         self.addCleanup(self.browser.execute_cdp_cmd, "Emulation.clearDeviceMetricsOverride", {})
         self.page.ask("Hello", n=3, max_tokens=8)
+        # The answer has come into view.
+        self.page.wait(lambda: self.browser.execute_script("return document.querySelector('.sample').getBoundingClientRect().bottom <= innerHeight"))
         self.page.wait(lambda: self.page.find("#tree rect"))
+        self.assertIn("KV read", self.page.text("#figures")[0])
         self.assertLessEqual(self.browser.execute_script("return document.documentElement.scrollWidth"), 360)
         for button in self.page.find("button"):
             if button.is_displayed():
@@ -199,38 +300,33 @@ class PageTest(unittest.TestCase):
             with Server(*OPTIONS, "--api-keys", keys.name, model=MODEL) as server:
                 page = Page(self.browser, server.url)
                 page.wait(lambda: "API key" in page.text("#tree-summary")[0])
+                self.assertTrue(page.find("#key")[0].is_displayed())
                 page.find("#key")[0].send_keys("sesame\t")
                 page.wait(lambda: page.text("#model") == ["small"])
                 page.wait(lambda: "nodes" in page.text("#tree-summary")[0])
                 self.assertIn("prompt tokens", page.ask("Hello", n=1, max_tokens=2))
+                self.assertNotIn("sesame", self.browser.execute_script("return JSON.stringify(localStorage)"))
 
 
-def draw_screenshot(path):
-    questions = ("What is a coppice?", "How old does an oak get?", "Why do leaves fall?", "Which trees grow fast?", "What is a grove?")
-    system = (
-        "You are the voice of a botanical garden. Answer each question of a visitor in two or three friendly sentences, name the plant "
-        "that you speak of, and say where in the garden it grows. If you do not know something, say so and point to the gardeners, who "
-        "are at the main gate every morning. Never recommend to eat anything that grows here."
-    )
-    with Server("--max-context", 1024, "--model-name", "SmolLM2-135M-Instruct", model=MODEL) as server:
-        browser = open_browser(height=1250)
-        page = Page(browser, server.url)
-
-        def load(question):
-            messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-            server.ask("POST", "/v1/chat/completions", {"messages": messages, "n": 2, "max_tokens": 120, "temperature": 0.9, "ignore_eos": True})
-
-        for question in questions:
-            threading.Thread(target=load, args=(question,)).start()
-        page.send("What is the oldest tree here?", system=system, n=6, max_tokens=90)
-        page.wait(lambda: server.metric("coppice_generated_tokens_total") > 600)
-        browser.save_screenshot(path)
-        server.wait_for("coppice_http_requests_active", 0)
-        browser.quit()
+def draw_screenshots(folder):
+    """The example while it runs, on a desktop and on a phone."""
+    for name, width, height in (("server-page", 1280, 800), ("server-page-phone", 390, 780)):
+        with Server("--max-context", 4096, "--model-name", "SmolLM2-135M-Instruct", model=MODEL) as server:
+            browser = open_browser(width, height)
+            try:
+                browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600})
+                page = Page(browser, server.url)
+                page.find("#try")[0].click()
+                page.wait(lambda: server.metric("coppice_generated_tokens_total") > 900)
+                picture = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "webp", "quality": 80})
+                with open(os.path.join(folder, name + ".webp"), "wb") as file:
+                    file.write(base64.b64decode(picture["data"]))
+            finally:
+                browser.quit()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3 and sys.argv[1] == "--screenshot":
-        draw_screenshot(sys.argv[2])
+    if len(sys.argv) == 3 and sys.argv[1] == "--screenshots":
+        draw_screenshots(sys.argv[2])
     else:
         unittest.main()
