@@ -36,6 +36,7 @@
 #include "server/http_server.h"
 #include "server/service.h"
 #include "server/serving.h"
+#include "server/start_lines.h"
 
 namespace coppice::cli {
 namespace {
@@ -43,8 +44,8 @@ namespace {
 struct ServeOptions {
   EngineOptions engine;
   server::HttpServerOptions http;
-  std::string config, api_keys, model_name, prefix_folder, file_folder;
-  std::vector<std::string> host_names, trusted_proxies, allowed_origins;
+  std::string config, api_keys, prefix_folder, file_folder;
+  std::vector<std::string> model_names, host_names, trusted_proxies, allowed_origins;
   int32_t max_prefixes = 64, max_files = 500, batch_active = 0;
   int64_t max_file_bytes = int64_t{200} << 20, max_bytes_per_key = int64_t{20} << 30, max_batch_requests = 50'000;
   int64_t max_prefix_tokens = 0;
@@ -93,12 +94,19 @@ Result<ExitCode> Serve(ServeOptions options) {
   };
   room_for(static_cast<int64_t>(std::min(options.http.max_body_bytes, size_t{1} << 50)), &options.http.max_total_body_bytes);
   room_for(server::MaxUploadBytes(options.max_file_bytes), &options.http.max_total_upload_bytes);
-  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
+  const std::string asked_for = options.engine.model_path;
+  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(asked_for));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                            options.null ? CreateNullEngine(options.engine, options.null_step) : Engine::Create(options.engine));
   TellNotes(*engine);
-  service_options.model = options.model_name.empty() ? BenchModelName(options.engine) : options.model_name;
-  service_options.max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
+  // A stored model's name is the one under which it was asked for.
+  const bool is_path = asked_for.empty() || asked_for == options.engine.model_path;
+  std::vector<std::string>& names = options.model_names;
+  if (names.empty()) names.push_back(is_path ? BenchModelName(options.engine) : asked_for);
+  service_options.model = names.front();
+  service_options.aliases.assign(names.begin() + 1, names.end());
+  const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
+  service_options.max_context = max_context;
 
   // Who needs a key is nobody's page.
   service_options.only_local_hosts = IsLoopback(options.http.host) && options.api_keys.empty();
@@ -107,6 +115,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   service_options.answers = options.answers;
   service_options.rules = {.unknown_fields = options.unknown_fields,
                            .sampling = SamplingOf(options.sampling_defaults, engine->model_info())};
+  service_options.log_form = options.log_json ? server::LogForm::kJson : server::LogForm::kText;
   service_options.log_text = options.log_text;
   service_options.max_waiting = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
@@ -136,7 +145,17 @@ Result<ExitCode> Serve(ServeOptions options) {
       server::HttpServer::Create(options.http, [&](server::HttpRequest head) { return service.Plan(std::move(head)); }));
   CatchFirst({SIGINT, SIGTERM});
   const std::string host = options.http.host.find(':') == std::string::npos ? options.http.host : "[" + options.http.host + "]";
-  COPPICE_RETURN_IF_ERROR(Print(fmt::format("listening on http://{}:{}\n", host, http->port())));
+  const std::string address = fmt::format("http://{}:{}", host, http->port());
+  for (const std::string& line : server::StartLines(engine->model_info(), {.name = names.front(),
+                                                                          .address = address,
+                                                                          .max_context = max_context,
+                                                                          .page_size = options.engine.page_size,
+                                                                          .pages = engine->Metrics().pages_total,
+                                                                          .sharing = options.engine.sharing,
+                                                                          .needs_key = !options.api_keys.empty()})) {
+    spdlog::info("{}", line);
+  }
+  COPPICE_RETURN_IF_ERROR(Print(fmt::format("listening on {}\n", address)));
   COPPICE_RETURN_IF_ERROR(
       server::Serve(engine.get(), &service, http.get(),
                     {.interrupted = Interrupted, .drain_time = std::chrono::duration<double>(options.drain_seconds)}));
@@ -191,7 +210,13 @@ Command AddServeCommand(CLI::App& app) {
                    "Addresses or networks of reverse proxies, separated by commas, whose X-Forwarded-For is believed")
       ->delimiter(',');
   command->add_flag("--allow-public", options->allow_public, "Listen on a public address although there are no API keys");
-  command->add_option("--model-name", options->model_name, "The name that answers give (default: the model's file)");
+  command
+      ->add_option(
+          "--model-name", options->model_names,
+          "The name that answers give, and behind commas others under which clients find the model (default: the name under "
+          "which it was pulled, or its file)")
+      ->delimiter(',')
+      ->check(NotEmpty());
   options->engine.max_waiting = 512;
   command
       ->add_option("--max-waiting", options->engine.max_waiting,

@@ -9,19 +9,21 @@
 #include "openai/response.h"
 #include "server/access.h"
 #include "server/http.h"
+#include "server/router.h"
 
 namespace coppice::server {
 
 struct Call {
   HttpRequest request;
   std::shared_ptr<Responder> responder;
-  std::string_view route = "none";  // a path of the routes, or none
-  std::string variable;             // what stands for the {variable} of the route's path; empty: it has none
-  std::string key;                  // name of the API key; empty without keys
+  std::string_view route = kNoRoute;  // a path of the routes, or none
+  std::string variable;               // what stands for the {variable} of the route's path; empty: it has none
+  std::string key;                    // name of the API key; empty without keys
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   openai::TokenUsage usage;
   // What it was admitted with; null: nothing yet. After `responder`: a client whose request got no answer finds the place free.
   std::shared_ptr<Admission> admission;
+  std::string reason;          // of an error: what the client is told
   std::string logged_body;     // where the log is to have it
   std::string ignored_fields;  // of the request, by their names
 };

@@ -15,7 +15,8 @@ HttpResponse ErrorResponse(const Status& status, std::string_view param) {
 }
 
 HttpResponse ErrorResponse(int http_status, std::string_view message, std::string_view param, int64_t retry_after_seconds) {
-  HttpResponse response = {.status = http_status, .body = DumpJson(openai::ErrorBody(http_status, message, param))};
+  HttpResponse response = {
+      .status = http_status, .body = DumpJson(openai::ErrorBody(http_status, message, param)), .reason = std::string(message)};
   if (http_status == 429 || http_status == 503) response.headers.emplace_back("retry-after", std::to_string(retry_after_seconds));
   return response;
 }

@@ -97,14 +97,14 @@ void GenerationCall::OnEnd() {
     if (!failure().ok()) error = prompts_.front().answer.request.ErrorUnderWay(failure());
     std::string end;
     std::unique_ptr<TextSource> large_end = streams_.front()->End(Usage(), error, &end);
-    End(failure().ok() ? 200 : openai::HttpStatus(failure()));
+    End(failure().ok() ? 200 : openai::HttpStatus(failure()), std::string(failure().message()));
     if (!end.empty()) responder_->Write(std::move(end));
     if (large_end) responder_->Write(std::move(large_end));
     return responder_->EndStream();
   }
   if (!failure().ok()) {
     const HttpResponse error = FailureResponse();
-    End(error.status);
+    End(error.status, error.reason);
     return responder_->Send(error);
   }
   End(200);
@@ -143,8 +143,8 @@ void GenerationCall::SendWhole() {
   responder_->Send(voted ? HttpResponse{.source = std::move(body)} : BodyResponse(std::move(body), bytes));
 }
 
-void GenerationCall::End(int status) {
-  Outcome outcome = {.status = status, .usage = Usage()};
+void GenerationCall::End(int status, std::string reason) {
+  Outcome outcome = {.status = status, .reason = std::move(reason), .usage = Usage()};
   int64_t samples = 0;
   for (const Prompt& prompt : prompts_) samples += prompt.samples;
   for (size_t i = 0; i < counts().size(); ++i) {

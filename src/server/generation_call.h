@@ -22,7 +22,8 @@ namespace coppice::server {
 class GenerationCall final : public openai::RequestDriver {
  public:
   struct Outcome {
-    int status = 200;  // of HTTP; 499 where the client left before the end
+    int status = 200;    // of HTTP; 499 where the client left before the end
+    std::string reason;  // of an error: what the client is told
     openai::TokenUsage usage;
     int64_t computed_tokens = 0;  // of prompts that a step took in, as often as the answer has them, and of their output
     double first_token_seconds = -1, token_seconds = -1;  // -1: there was none
@@ -55,7 +56,7 @@ class GenerationCall final : public openai::RequestDriver {
   openai::TokenUsage Usage() const;
   void SendWhole();
   HttpResponse FailureResponse() const;
-  void End(int status);  // tells what it was, once
+  void End(int status, std::string reason = {});  // tells what it was, once
 
   const openai::ResponseFacts facts_;
   const std::shared_ptr<Responder> responder_;

@@ -49,6 +49,7 @@ struct HttpResponse {
   Headers headers = {};                            // besides content-type, content-length and x-request-id
   std::shared_ptr<const BodyFile> file = nullptr;  // instead of `body`
   std::shared_ptr<TextSource> source = nullptr;    // likewise; it becomes text while the client takes it
+  std::string reason = {};                         // of an error: the message in `body`, for the log
 };
 
 // An answer of `bytes`, about. A small one becomes text at once, on the calling thread; all others while the client takes them.

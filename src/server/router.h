@@ -18,6 +18,9 @@ namespace coppice::server {
 
 struct Call;
 
+// In the place of a route's path, where there is none.
+inline constexpr std::string_view kNoRoute = "none";
+
 // What the requests of a route carry behind their heads.
 enum class BodyKind : uint8_t {
   kNone,  // nothing that is read: no Content-Type is asked for
@@ -39,9 +42,9 @@ class Router {
   explicit Router(std::vector<Route> routes) : routes_(std::move(routes)) {}
 
   struct Found {
-    std::string_view path = "none";  // of the routes that match the request's path, whatever its method: the one that says most
-    const Route* route = nullptr;    // lives as long as the router
-    std::string variable;            // what stands for the path's {variable}; empty: it has none
+    std::string_view path = kNoRoute;  // of the routes that match the request's path, whatever its method: the one that says most
+    const Route* route = nullptr;      // lives as long as the router
+    std::string variable;              // what stands for the path's {variable}; empty: it has none
     std::optional<HttpResponse> refusal;  // 404 or 405, where there is no route
   };
   // A slash at the path's end says nothing.

@@ -2,9 +2,14 @@
 
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <fstream>
 #include <iterator>
+#include <sstream>
+#include <vector>
 
 namespace coppice::server {
 namespace {
@@ -52,8 +57,40 @@ void AppendTokens(const auto& tokens_by_key, std::string* text) {
          "KV bytes that answered requests did not read since others read them with them, by API key", &Tokens::bytes_not_read);
 }
 
+// The first fields of a file of /proc/self, which are numbers; empty where it cannot be read.
+std::vector<double> NumbersOf(const char* path, size_t skipped_to = 0) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  // Of stat, the name of the program is in parentheses and may have anything in it.
+  if (const size_t name_end = line.rfind(')'); name_end != std::string::npos) line.erase(0, name_end + 3);
+  std::istringstream fields(line);
+  std::vector<double> numbers;
+  for (double number = 0; fields >> number;) numbers.push_back(number);
+  if (numbers.size() <= skipped_to) return {};
+  return numbers;
+}
+
+// Seconds since 1970 at which this process began; 0: it cannot be told.
+double StartTime() {
+  constexpr size_t kStartTime = 18;  // proc(5), stat: field 22, of those behind the state, which is the third
+  const std::vector<double> stat = NumbersOf("/proc/self/stat", kStartTime);
+  const std::vector<double> uptime = NumbersOf("/proc/uptime");
+  if (stat.empty() || uptime.empty()) return 0;
+  const auto now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return now - uptime.front() + stat[kStartTime] / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
 // What Prometheus' client libraries say of a process, under their names.
 void AppendProcess(std::string* text) {
+  static const double start_time = StartTime();
+  AppendValue("process_start_time_seconds", "When the process began, in seconds since 1970", "gauge", start_time, text);
+  const auto page_bytes = static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (const std::vector<double> pages = NumbersOf("/proc/self/statm", 1); !pages.empty()) {
+    AppendValue("process_virtual_memory_bytes", "Address space of the process", "gauge", pages[0] * page_bytes, text);
+    AppendValue("process_resident_memory_bytes", "Memory of the process, files that it maps included", "gauge",
+                pages[1] * page_bytes, text);
+  }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   const auto seconds = [](const timeval& time) {
@@ -71,6 +108,9 @@ void AppendEngine(const EngineMetrics& engine, std::string* text) {
     AppendValue(name, help, "gauge", value, text);
   };
   gauge("coppice_requests_waiting", "Requests that wait for room in the engine", engine.waiting);
+  AppendHead("coppice_queue_seconds", "From a request to the step that took it in", "summary", text);
+  fmt::format_to(std::back_inserter(*text), "coppice_queue_seconds_sum {}\ncoppice_queue_seconds_count {}\n", engine.queue_seconds,
+                 engine.requests_begun);
   gauge("coppice_samples_running", "Samples that decode", engine.running);
   gauge("coppice_kv_pages", "Pages of the KV cache", engine.pages_total);
   gauge("coppice_kv_pages_used", "Pages of the KV cache that hold tokens", engine.pages_used);
@@ -104,22 +144,24 @@ void LatencyHistogram::Add(double seconds) {
   sum_ += seconds;
 }
 
-void LatencyHistogram::AppendTo(std::string_view name, std::string_view help, std::string* text) const {
-  AppendHead(name, help, "histogram", text);
+void LatencyHistogram::AppendTo(std::string_view name, std::string_view labels, std::string* text) const {
   const auto out = std::back_inserter(*text);
+  const std::string before_le = labels.empty() ? "" : fmt::format("{},", labels);
+  const std::string alone = labels.empty() ? "" : fmt::format("{{{}}}", labels);
   int64_t below = 0;
   for (size_t i = 0; i < kBounds.size(); ++i) {
     below += counts_[i];
-    fmt::format_to(out, "{}_bucket{{le=\"{}\"}} {}\n", name, kBounds[i], below);
+    fmt::format_to(out, "{}_bucket{{{}le=\"{}\"}} {}\n", name, before_le, kBounds[i], below);
   }
   below += counts_.back();
-  fmt::format_to(out, "{}_bucket{{le=\"+Inf\"}} {}\n{}_sum {}\n{}_count {}\n", name, below, name, sum_, name, below);
+  fmt::format_to(out, "{}_bucket{{{}le=\"+Inf\"}} {}\n{}_sum{} {}\n{}_count{} {}\n", name, before_le, below, name, alone, sum_,
+                 name, alone, below);
 }
 
 void ServerMetrics::CountRequest(std::string_view route, int status, double seconds) {
   const std::lock_guard lock(mutex_);
   ++requests_[{std::string(route), status}];
-  request_seconds_.Add(seconds);
+  request_seconds_[std::string(route)].Add(seconds);
 }
 
 void ServerMetrics::CountFirstToken(double seconds) {
@@ -149,13 +191,21 @@ std::string ServerMetrics::Text(const EngineMetrics& engine, int64_t active_requ
   std::string text;
   const auto out = std::back_inserter(text);
   const std::lock_guard lock(mutex_);
+  AppendHead("coppice_build_info", "1, of the program and the model under these labels", "gauge", &text);
+  fmt::format_to(out, "coppice_build_info{{version=\"{}\",model=\"{}\"}} 1\n", Label(build_.version), Label(build_.model));
   AppendHead("coppice_http_requests_total", "Requests answered, by route and status", "counter", &text);
   for (const auto& [key, count] : requests_)
     fmt::format_to(out, "coppice_http_requests_total{{route=\"{}\",status=\"{}\"}} {}\n", key.first, key.second, count);
   AppendActive(active_requests, &text);
-  request_seconds_.AppendTo("coppice_http_request_seconds", "From a request to the end of its answer", &text);
-  first_token_seconds_.AppendTo("coppice_time_to_first_token_seconds", "From a request to its first token", &text);
-  token_seconds_.AppendTo("coppice_time_per_output_token_seconds", "Mean time between a sample's tokens", &text);
+  AppendHead("coppice_http_request_seconds", "From a request to the end of its answer, by route", "histogram", &text);
+  for (const auto& [route, seconds] : request_seconds_)
+    seconds.AppendTo("coppice_http_request_seconds", fmt::format("route=\"{}\"", route), &text);
+  const auto histogram = [&](std::string_view name, std::string_view help, const LatencyHistogram& values) {
+    AppendHead(name, help, "histogram", &text);
+    values.AppendTo(name, {}, &text);
+  };
+  histogram("coppice_time_to_first_token_seconds", "From a request to its first token", first_token_seconds_);
+  histogram("coppice_time_per_output_token_seconds", "Mean time between a sample's tokens", token_seconds_);
   AppendTokens(tokens_, &text);
   AppendProcess(&text);
   AppendEngine(engine, &text);

@@ -20,17 +20,24 @@ class LatencyHistogram {
   static constexpr std::array<double, 16> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
                                                      0.5,   1,      2.5,   5,    10,    25,   60,  120};
   void Add(double seconds);
-  // Appends the series of `name`.
-  void AppendTo(std::string_view name, std::string_view help, std::string* text) const;
+  // Appends the series of `name`, whose head is there; `labels`: none, or what stands in braces beside "le".
+  void AppendTo(std::string_view name, std::string_view labels, std::string* text) const;
 
  private:
   std::array<int64_t, kBounds.size() + 1> counts_{};
   double sum_ = 0;
 };
 
+// What coppice_build_info says.
+struct BuildLabels {
+  std::string version, model;
+};
+
 // Thread-safe.
 class ServerMetrics {
  public:
+  explicit ServerMetrics(BuildLabels build = {}) : build_(std::move(build)) {}
+
   // A request was answered. `route` is one of the server's, never a path as a client sent it.
   void CountRequest(std::string_view route, int status, double seconds);
   // Of a generation that began: until its first token. `per_token`: between its first and its last one.
@@ -53,10 +60,12 @@ class ServerMetrics {
   std::string TextOf(const std::string& key, int64_t active_requests) const;
 
  private:
+  const BuildLabels build_;
   mutable std::mutex mutex_;
   std::map<std::pair<std::string, int>, int64_t> requests_;  // by route and status
   std::map<std::string, Tokens> tokens_;                     // by key
-  LatencyHistogram request_seconds_, first_token_seconds_, token_seconds_;
+  std::map<std::string, LatencyHistogram> request_seconds_;  // by route
+  LatencyHistogram first_token_seconds_, token_seconds_;
 };
 
 }  // namespace coppice::server

@@ -28,6 +28,7 @@
 #include "server/openapi.h"
 #include "server/page.h"
 #include "server/peer.h"
+#include "server/request_log.h"
 #include "server/tree_response.h"
 
 namespace coppice::server {
@@ -77,7 +78,7 @@ std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& 
   return taken;
 }
 
-constexpr std::string_view kTreePath = "/v1/tree", kPrefixPath = "/v1/prefixes/{name}", kModelPath = "/v1/models/{model}";
+constexpr std::string_view kPrefixPath = "/v1/prefixes/{name}", kModelPath = "/v1/models/{model}";
 
 ordered_json ToJson(const PrefixStore::Info& info) {
   return {{"object", "prefix"},
@@ -103,7 +104,7 @@ std::vector<Route> Service::Routes() {
       {"GET", "/", by(&Service::Page), BodyKind::kNone, /*open=*/true},
       {"GET", "/page/{file}", by(&Service::Page), BodyKind::kNone, /*open=*/true},
       {"GET", "/metrics", by(&Service::Metrics)},
-      {"GET", kTreePath, by(&Service::Tree)},
+      {"GET", "/v1/tree", by(&Service::Tree)},
       {"GET", "/v1/plan", by(&Service::LastPlan)},
       {"GET", "/v1/models", by(&Service::Models)},
       {"GET", kModelPath, by(&Service::Model)},
@@ -138,6 +139,7 @@ Service::Service(Engine* engine, ServiceOptions options)
       parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size,
               options_.rules),
       created_(Now()),
+      metrics_({.version = options_.version, .model = options_.model}),
       access_(options_.access, options_.max_context),
       prefixes_(engine, &access_, options_.prefixes),
       grammars_(engine->tokenizer()
@@ -260,6 +262,7 @@ bool Service::RefuseWhenDraining(const std::shared_ptr<Call>& call) {
 }
 
 void Service::Answer(const std::shared_ptr<Call>& call, HttpResponse response) {
+  call->reason = response.reason;
   Log(*call, response.status);  // before the client can ask /metrics for what it was just answered
   call->responder->Send(std::move(response));
 }
@@ -267,24 +270,8 @@ void Service::Answer(const std::shared_ptr<Call>& call, HttpResponse response) {
 void Service::Log(const Call& call, int status) const {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - call.begin).count();
   metrics_.CountRequest(call.route, status, seconds);
-  // No path as it was sent, and no text unless asked for: prompts are the users'.
-  DismantledJson<ordered_json> dismantled(ordered_json::object());
-  ordered_json& line = *dismantled;
-  line["request"] = call.request.id;
-  line["peer"] = call.request.peer;
-  line["key"] = call.key;
-  line["method"] = Printable(call.request.method, 20);
-  line["route"] = call.route;
-  line["status"] = status;
-  line["seconds"] = seconds;
-  line["prompt_tokens"] = call.usage.prompt;
-  line["cached_tokens"] = call.usage.cached;
-  line["completion_tokens"] = call.usage.completion;
-  line["traceparent"] = call.request.traceparent;
-  if (!call.ignored_fields.empty()) line["ignored_fields"] = call.ignored_fields;
-  if (!call.logged_body.empty()) line["body"] = call.logged_body;
-  // The page asks for the tree again and again.
-  spdlog::log(call.route == kTreePath && status == 200 ? spdlog::level::debug : spdlog::level::info, DumpJson(std::move(line)));
+  spdlog::log(IsPoll(call, status) ? spdlog::level::debug : spdlog::level::info, "{}",
+              RequestLine(call, status, seconds, options_.log_form));
 }
 
 void Service::Health(const std::shared_ptr<Call>& call) { Answer(call, {.body = R"({"status":"ok"})"}); }
@@ -331,23 +318,22 @@ void Service::LastPlan(const std::shared_ptr<Call>& call) {
   Answer(call, {.body = DumpJson(PlanResponse(engine_.Metrics().plan.get()))});
 }
 
-ordered_json Service::ModelObject() const {
-  return {{"id", options_.model},
-          {"object", "model"},
-          {"created", created_},
-          {"owned_by", "coppice"},
-          {"max_model_len", options_.max_context}};
+ordered_json Service::ModelObject(const std::string& name) const {
+  return {
+      {"id", name}, {"object", "model"}, {"created", created_}, {"owned_by", "coppice"}, {"max_model_len", options_.max_context}};
 }
 
 void Service::Models(const std::shared_ptr<Call>& call) {
-  Answer(call, {.body = DumpJson({{"object", "list"}, {"data", ordered_json::array({ModelObject()})}})});
+  ordered_json models = ordered_json::array({ModelObject(options_.model)});
+  for (const std::string& alias : options_.aliases) models.push_back(ModelObject(alias));
+  Answer(call, {.body = DumpJson({{"object", "list"}, {"data", std::move(models)}})});
 }
 
 void Service::Model(const std::shared_ptr<Call>& call) {
   const std::string& name = call->variable;
-  if (name != options_.model)
+  if (name != options_.model && std::ranges::find(options_.aliases, name) == options_.aliases.end())
     return Answer(call, ErrorResponse(404, fmt::format("there is no model {}, the server has {}", Quoted(name), options_.model)));
-  Answer(call, {.body = DumpJson(ModelObject())});
+  Answer(call, {.body = DumpJson(ModelObject(name))});
 }
 
 void Service::Completions(const std::shared_ptr<Call>& call) { Generate(openai::Endpoint::kCompletions, call); }
@@ -470,6 +456,7 @@ void Service::Start(const std::shared_ptr<Call>& call, std::vector<openai::OpenA
                            if (outcome.token_seconds >= 0) metrics_.CountTimePerToken(outcome.token_seconds);
                            metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, outcome.usage.completion);
                            metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
+                           call->reason = outcome.reason;
                            Log(*call, outcome.status);
                            admission->End(outcome.computed_tokens);
                          }});

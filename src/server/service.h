@@ -27,6 +27,7 @@
 #include "server/file_store.h"
 #include "server/http.h"
 #include "server/prefix_store.h"
+#include "server/request_log.h"
 #include "server/router.h"
 #include "server/server_metrics.h"
 
@@ -40,9 +41,10 @@ struct BatchLimits {
 };
 
 struct ServiceOptions {
-  std::string model;        // the name that answers give
-  std::string version;      // of the program
-  int32_t max_context = 0;  // tokens of prompt and output
+  std::string model;                 // the name that answers give
+  std::vector<std::string> aliases;  // other names under which clients find it
+  std::string version;               // of the program
+  int32_t max_context = 0;           // tokens of prompt and output
   int32_t max_waiting = 0;  // EngineOptions::max_waiting: a list of prompts or continuations that has more samples is refused
   AccessOptions access;
   PrefixStoreOptions prefixes;
@@ -53,7 +55,8 @@ struct ServiceOptions {
   std::vector<std::string> host_names;
   openai::RequestRules rules = {.unknown_fields = openai::UnknownFields::kIgnore};
   CrossOrigin cross_origin;  // pages of other sites that may ask
-  bool log_text = false;     // bodies of requests are in the log, which else holds no prompt
+  LogForm log_form = LogForm::kText;
+  bool log_text = false;  // bodies of requests are in the log, which else holds no prompt
   // Of StartGrammarProcess, for grammars of clients. Without it they are compiled here, and one that is begun goes on to its end.
   std::shared_ptr<ForkServer> grammar_process;
 };
@@ -95,10 +98,10 @@ class Service {
   void Metrics(const std::shared_ptr<Call>& call);
   void Page(const std::shared_ptr<Call>& call);
   void Tree(const std::shared_ptr<Call>& call);
+  void LastPlan(const std::shared_ptr<Call>& call);
   void Models(const std::shared_ptr<Call>& call);
   void Model(const std::shared_ptr<Call>& call);
   void OpenApi(const std::shared_ptr<Call>& call);
-  void LastPlan(const std::shared_ptr<Call>& call);
   void Completions(const std::shared_ptr<Call>& call);
   void ChatCompletions(const std::shared_ptr<Call>& call);
   void Responses(const std::shared_ptr<Call>& call);
@@ -113,7 +116,7 @@ class Service {
   void TokenizerInfo(const std::shared_ptr<Call>& call);
   void Detokenize(const std::shared_ptr<Call>& call);
 
-  nlohmann::ordered_json ModelObject() const;
+  nlohmann::ordered_json ModelObject(const std::string& name) const;
   // Access::Admit for `call->admission`; false, with the answer given, where it refuses.
   bool Admit(const std::shared_ptr<Call>& call, const RequestCost& cost);
   // Tells the client and the log of fields that were ignored.

@@ -116,11 +116,30 @@ class ApiTest(unittest.TestCase):
         self.assertIn("tokenizer", body["error"]["message"])
         self.assertEqual(self.server.ask("POST", "/tokenize", {"prompt": "text"})[0], 400)
 
-    def test_logs_have_no_text(self):
+    def test_logs_have_no_text_and_say_why(self):
         self.server.complete(stop=["very private"])
-        self.server.ask("GET", "/very/private")
-        self.assertIn('"route":"/v1/completions"', self.server.logged())
-        self.assertNotIn("private", self.server.logged())
+        self.server.complete(temperature=-1, stop=["very private"])
+        self.server.ask("GET", "/no/such/path")
+        self.server.ask("GET", "/metrics")
+        log = self.server.logged()
+        self.assertRegex(log, r"POST /v1/completions 200 \d+\.\d\d s, 3\+\d+ tokens, 0 cached\n")
+        self.assertRegex(log, r"POST /v1/completions 400 0\.\d\d s, from 127\.0\.0\.1, request \w+: .*temperature.*\n")
+        self.assertRegex(log, r"GET /no/such/path 404 .*: there is no /no/such/path")
+        self.assertNotIn("private", log)
+        self.assertNotIn("/metrics 200", log)  # asked for again and again
+
+    def test_it_says_what_it_serves(self):
+        log = self.server.logged()
+        self.assertRegex(log, r"model \S+ \(llama, \d+ layers\), context of \d+ tokens\n")
+        self.assertRegex(log, r"KV cache of 64 MiB for \d+ tokens; sharing tree: ")
+        self.assertIn(f"page at {self.server.url}/, API at {self.server.url}/v1, ", log)
+
+    def test_other_names_of_the_model(self):
+        with Server("--model-name", "ours,gpt-4o") as server:
+            self.assertEqual([one["id"] for one in json.loads(server.ask("GET", "/v1/models")[2])["data"]], ["ours", "gpt-4o"])
+            self.assertEqual(json.loads(server.ask("GET", "/v1/models/gpt-4o")[2])["id"], "gpt-4o")
+            self.assertEqual(server.ask("GET", "/v1/models/other")[0], 404)
+            self.assertEqual(server.complete()[1]["model"], "ours")
 
 
 class PrefixTest(unittest.TestCase):
