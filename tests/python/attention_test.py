@@ -91,6 +91,46 @@ class Forests(unittest.TestCase):
         self.assertLess(shared.stats()["kv_tokens_read"], alone.stats()["kv_tokens_read"])
         self.assertIn("share", shared.explain())
 
+    def test_page_tables_tell_what_is_shared(self):
+        for seed in range(40):
+            with self.subTest(seed=seed):
+                case = Case(seed, self.device, force_sharing=True)
+                tables, lengths, queries = zip(*case.branches)
+                by_hand = case.plan.stats()["kv_tokens_read"]
+                case.forest = attention.Forest.of_page_tables(tables, lengths, queries, PAGE)
+                case.plan.update(case.forest)
+                self.check(case)
+                self.assertLessEqual(case.plan.stats()["kv_tokens_read"], by_hand)
+
+    def test_page_tables_of_edges(self):
+        pool = numpy.random.default_rng(0).standard_normal((2, 64, PAGE, 1, 32)).astype(numpy.float32)
+        kv = attention.KvPool(self.device, *pool)
+
+        def read(tables, lengths, queries=None):
+            """KV tokens that a plan reads, whose result is that of requests that share nothing."""
+            results = []
+            for forest in (attention.Forest.of_page_tables(tables, lengths, queries, PAGE), attention.Forest(PAGE)):
+                if forest.capacity()["max_branches"] == 0:
+                    for table, length, count in zip(tables, lengths, queries or [1] * len(tables)):
+                        forest.add_branch(forest.add_node(None, 0), length, table, count)
+                plan = attention.Plan(self.device, forest, num_qo_heads=2, num_kv_heads=1, head_dim=32, dtype="f32", force_sharing=True)
+                q = numpy.random.default_rng(1).standard_normal((plan.num_queries, 2, 32)).astype(numpy.float32)
+                results.append((plan.stats()["kv_tokens_read"], attention.run(q, kv, plan)))
+            for ours, theirs in zip(results[0][1], results[1][1]):
+                numpy.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+            return results[0][0]
+
+        page = PAGE
+        self.assertEqual(read([[0, 1], [0, 1]], [2 * page, 2 * page]), 2 * page)  # equal, whole pages
+        self.assertEqual(read([[0, 1], [0, 1]], [2 * page - 1, 2 * page - 1]), page + 2 * (page - 1))  # the last page is not full
+        self.assertEqual(read([[0, 1, 2], [0, 1], [0]], [2 * page + 3, page + 1, page]), page + (page + 3) + 1)  # a chain
+        self.assertEqual(read([[0, 1], [0, 2]], [2 * page, 2 * page], [page + 1, 1]), page + 2 * page)  # page 0 is not seen whole by all queries
+        self.assertEqual(read([[5], [6]], [1, page]), 1 + page)  # nothing is shared
+        self.assertEqual(read([[i] for i in range(40)], [1] * 40), 40)
+        self.assertEqual(read([list(range(i, 0, -1)) for i in range(1, 60)], [i * page for i in range(1, 60)]), sum(range(1, 60)) * page)
+        with self.assertRaisesRegex(ValueError, "2 page_tables, 1 kv_lens"):
+            attention.Forest.of_page_tables([[0], [1]], [1])
+
     def test_branches_grow(self):
         case = Case(1, self.device, max_page_slots=4096)
         pages, length, queries = case.branches[0]

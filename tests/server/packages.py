@@ -13,9 +13,10 @@ def _read(path):
         return file.read()
 
 
-def install_or_skip(name):
-    """The folder build/NAME-packages with what requirements-NAME.txt names; ends the test program as skipped where it cannot be installed."""
-    requirements = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"requirements-{name}.txt")
+def install_or_skip(name, test=__file__):
+    """The folder build/NAME-packages with what requirements-NAME.txt beside `test` names; ends the test program as skipped where it cannot be
+    installed."""
+    requirements = os.path.join(os.path.dirname(os.path.abspath(test)), f"requirements-{name}.txt")
     folder = os.path.join(ROOT, "build", f"{name}-packages")
     installed = os.path.join(folder, ".requirements")
     if os.path.exists(installed) and _read(installed) == _read(requirements):

@@ -1,0 +1,133 @@
+"""coppice_llm.attention over tensors of torch, and torch.ops.coppice: random forests against torch's own attention and float64, operators as
+torch.compile wants them. 5 GB of packages."""
+
+import unittest
+
+import torch_packages  # noqa: F401
+
+import numpy
+import torch
+from attention_test import PAGE, Case
+
+from coppice_llm import attention
+
+# By dtype: of out, relative and absolute; its rounding to 8 or 11 bits (docs/numerics.md).
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+class TorchCase(Case):
+    """A random forest whose tensors are torch's, of `dtype`."""
+
+    def __init__(self, seed, device, dtype, layout="NHD", **options):
+        super().__init__(seed, device, layout, **options)
+        self.q, self.k, self.v = (torch.from_numpy(each).to(dtype) for each in (self.q, self.k, self.v))
+        self.kv = attention.KvPool(device, self.k, self.v, layout)
+        self.plan = attention.Plan(device, self.forest, num_qo_heads=self.qo_heads, num_kv_heads=self.kv_heads, head_dim=self.dim, dtype=NAMES[dtype], **options)
+
+    def sdpa(self, dtype):
+        """out by torch's attention in `dtype`, a branch at a time."""
+        outs, row = [], 0
+        for pages, length, queries in self.branches:
+            k, v = (pool[pages].to(dtype) for pool in (self.k, self.v))
+            if self.layout == "HND":
+                k, v = k.transpose(1, 2), v.transpose(1, 2)
+            k, v = (each.reshape(-1, self.kv_heads, self.dim)[:length].transpose(0, 1) for each in (k, v))
+            seen = torch.ones(queries, length, dtype=torch.bool).tril(length - queries)
+            q = self.q[row:row + queries].to(dtype).transpose(0, 1)
+            outs.append(torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, enable_gqa=True)[0].transpose(0, 1))
+            row += queries
+        return torch.cat(outs)
+
+
+class Attention(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.device = attention.Device("cpu", num_threads=2)
+
+    def test_random_forests_are_as_sdpa_has_them(self):
+        options = [{}, {"force_sharing": True}, {"share": False}, {"deterministic": True}]
+        for seed in range(48):
+            dtype = list(TOLERANCES)[seed % 3]
+            with self.subTest(seed=seed, dtype=dtype):
+                case = TorchCase(seed, self.device, dtype, ("NHD", "HND")[seed % 2], **options[seed // 3 % 4])
+                out, lse = attention.run(case.q, case.kv, case.plan)
+                self.assertEqual((out.dtype, lse.dtype, lse.shape), (dtype, torch.float32, out.shape[:2]))
+                exact, tolerance = case.sdpa(torch.float64), TOLERANCES[dtype]
+                torch.testing.assert_close(out.double(), exact, rtol=tolerance, atol=tolerance)
+                # No further from the exact result than torch's own attention in that dtype is, but for two roundings of the result.
+                theirs = (case.sdpa(dtype).double() - exact).abs().max()
+                self.assertLessEqual((out.double() - exact).abs().max(), 2 * theirs + 2 * torch.finfo(dtype).eps * exact.abs().max())
+
+    def test_gradients_are_refused(self):
+        case = TorchCase(0, self.device, torch.float32)
+        case.q.requires_grad_()
+        with self.assertRaisesRegex(TypeError, "q requires a gradient.*no_grad"):
+            attention.run(case.q, case.kv, case.plan)
+        with torch.no_grad():
+            attention.run(case.q, case.kv, case.plan)
+
+
+class Operators(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.device = attention.Device("cpu", num_threads=2)
+        cls.ops = attention.torch_ops()
+
+    def test_torch_accepts_them(self):
+        case = TorchCase(1, self.device, torch.bfloat16, "HND")
+        out, lse = self.ops.run(case.q, case.k, case.v, case.plan.handle, True)
+        new_k, new_v = torch.randn(2, 2, case.kv_heads, case.dim).to(torch.bfloat16)
+        torch.library.opcheck(self.ops.run, (case.q, case.k, case.v, case.plan.handle, True))
+        torch.library.opcheck(self.ops.merge_states, ([out, out], [lse, lse], self.device.handle))
+        torch.library.opcheck(self.ops.append_kv, (case.k, case.v, new_k, new_v, torch.tensor([3, -1]), self.device.handle, True))
+
+    def test_rows_behind_the_queries_see_nothing(self):
+        case = TorchCase(2, self.device, torch.float32)
+        out, lse = attention.run(case.q, case.kv, case.plan)
+        padded = torch.cat([case.q, torch.full_like(case.q[:3], torch.nan)])
+        padded_out, padded_lse = self.ops.run(padded, case.k, case.v, case.plan.handle)
+        torch.testing.assert_close(padded_out, torch.cat([out, torch.zeros_like(case.q[:3])]), rtol=0, atol=0)
+        torch.testing.assert_close(padded_lse, torch.cat([lse, torch.full_like(lse[:3], -torch.inf)]), rtol=0, atol=0)
+
+    def test_handles_of_what_is_gone(self):
+        case = TorchCase(2, self.device, torch.float32)
+        handle = case.plan.handle
+        for wrong in (self.device.handle, 10**9):
+            with self.assertRaisesRegex(ValueError, f"plan={wrong} is the handle of no Plan"):
+                self.ops.run(case.q, case.k, case.v, wrong)
+        case.plan = None
+        with self.assertRaisesRegex(ValueError, f"plan={handle}"):
+            self.ops.run(case.q, case.k, case.v, handle)
+
+    def test_layers_compile_whole(self):
+        # A decode step of a layer: the new token's KV is written, then read with all else.
+        def layer(case, device, q, k, v, slots):
+            case.kv.append(k, v, slots)
+            out, lse = attention.run(q * 2, case.kv, case.plan)
+            out, lse = attention.merge_states(device, [(out, lse), (out, lse)])
+            return out + 1, lse
+
+        for backend in ("aot_eager", "inductor"):
+            with self.subTest(backend=backend):
+                case = TorchCase(4, self.device, torch.float32, max_page_slots=4096)
+                compiled = torch.compile(layer, fullgraph=True, backend=backend)
+                pages, length, _ = case.branches[0]
+                for step in range(3):  # the branch grows under the compiled function
+                    k, v = torch.randn(2, 1, case.kv_heads, case.dim)
+                    slots = torch.tensor([pages[(length - 1) // PAGE] * PAGE + (length - 1) % PAGE])
+                    out, lse = compiled(case, self.device, case.q, k, v, slots)
+                    self.assertTrue(torch.equal(case.k.flatten(0, 1)[slots], k))
+                    expected_out, expected_lse = attention.run(case.q * 2, case.kv, case.plan)
+                    torch.testing.assert_close(out, expected_out + 1, rtol=1e-5, atol=1e-5)
+                    torch.testing.assert_close(lse, expected_lse + numpy.log(2), rtol=1e-5, atol=1e-5)
+                    if length == len(pages) * PAGE:
+                        break
+                    length += 1
+                    case.forest.set_length(0, length)
+                    case.plan.update(case.forest)
+                self.assertGreater(step, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
