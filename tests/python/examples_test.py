@@ -10,8 +10,11 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
 from program import ROOT, default_model_or_skip  # noqa: E402
 
 
-def run(name, *args):
-    return subprocess.run([sys.executable, os.path.join(ROOT, "examples", "python", name), *args], stdout=subprocess.PIPE, text=True, check=True, timeout=300).stdout
+def run(name, *args, packages=""):
+    """stdout of an example; `packages`: a folder of what it imports beside coppice_llm."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path[1:], packages])}
+    return subprocess.run([sys.executable, os.path.join(ROOT, "examples", "python", name), *args], stdout=subprocess.PIPE, text=True, check=True, timeout=600,
+                          env=environment).stdout
 
 
 class Examples(unittest.TestCase):

@@ -1,13 +1,16 @@
 """coppice_llm.attention over tensors of torch, and torch.ops.coppice: random forests against torch's own attention and float64, operators as
 torch.compile wants them. 5 GB of packages."""
 
+import os
 import unittest
 
 import torch_packages  # noqa: F401
 
+import examples_test
 import numpy
 import torch
 from attention_test import PAGE, Case
+from safetensors.torch import load_file
 
 from coppice_llm import attention
 
@@ -127,6 +130,23 @@ class Operators(unittest.TestCase):
                     case.forest.set_length(0, length)
                     case.plan.update(case.forest)
                 self.assertGreater(step, 0)
+
+
+class Example(unittest.TestCase):
+    def test_a_llama_says_what_transformers_says(self):
+        folder = os.path.join(examples_test.ROOT, "tests", "data", "models", "llama-gqa")
+        expected = load_file(os.path.join(folder, "expected.safetensors"))
+        prompt = ",".join(map(str, expected["prompt"].tolist()))
+
+        def generate(*args):
+            lines = [line.split() for line in examples_test.run("llama.py", folder, prompt, *args).splitlines()]
+            self.assertEqual([line[0] for line in lines], ["by_tree", "by_hydragen"])
+            self.assertEqual(lines[0][1:], lines[1][1:])
+            return [[int(token) for token in row.split(",")] for row in lines[0][1:]]
+
+        greedy = expected["greedy"].tolist()
+        self.assertEqual(generate("3", str(len(greedy)), "0"), [greedy] * 3)
+        self.assertEqual(len(set(map(tuple, generate("4", "12", "0.8")))), 4)
 
 
 if __name__ == "__main__":
