@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import tempfile
@@ -157,8 +158,10 @@ class Generation(unittest.TestCase):
                 await task
 
         self.llm.pause("keep")  # so that it does not finish first
-        asyncio.run(cancelled())
-        self.llm.resume()
+        try:
+            asyncio.run(cancelled())
+        finally:
+            self.llm.resume()  # other tests would wait for ever
         wait_until_idle(self.llm)
         self.assertEqual(len(self.llm.generate(IDS, SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids), 2)
 
@@ -219,6 +222,20 @@ class Generation(unittest.TestCase):
         self.assertIsInstance(again, Completion)
         self.assertEqual(again.token_ids, sample.token_ids)
         self.assertAlmostEqual(again.mean_logprob, float(sample.logprobs.mean()))
+
+    def test_calls_do_not_grow(self):
+        params = SamplingParams(n=2, max_tokens=2, temperature=0, ignore_eos=True)
+
+        def repeat(count):
+            for i in range(count):
+                if i % 2:
+                    self.llm.generate(IDS, params)
+                else:
+                    list(self.llm.stream(IDS, params))
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+        before = repeat(300)
+        self.assertLess(repeat(int(os.environ.get("COPPICE_CALLS", 1000))) - before, 1024)  # KiB
 
     def test_nothing_to_do(self):
         self.assertEqual(self.llm.generate([]), [])
