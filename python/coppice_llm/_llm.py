@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import os
@@ -120,6 +119,8 @@ class LLM:
 
     async def agenerate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[Completion]:
         """As generate, for asyncio. Cancelling the task cancels the requests."""
+        import asyncio  # half of the package's import
+
         bodies = _bodies(prompts, params)
         if not bodies:
             return []
@@ -128,6 +129,8 @@ class LLM:
 
     async def astream(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> AsyncIterator[Completion]:
         """As stream, for asyncio."""
+        import asyncio
+
         bodies = _bodies(prompts, params)
         if bodies:
             call = await asyncio.to_thread(self._native.submit, bodies, False)
@@ -316,6 +319,8 @@ def _pieces(call: _native.Call) -> Iterator[Completion]:
 
 
 async def _news(call: _native.Call) -> AsyncIterator[list[tuple]]:
+    import asyncio
+
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     descriptor = call.descriptor()
