@@ -100,14 +100,13 @@ class LLM:
         bodies = _bodies(prompts, params)
         if not bodies:
             return []
-        call = self._native.submit(bodies, True)
-        return [Completion(*sample) for sample in _take(call)]
+        return [Completion(*sample) for sample in _whole(self._native.prepare(bodies, True))]
 
     def chat(self, messages: Chat, params: Params = None, tools: Sequence[Mapping[str, Any]] | None = None) -> list[Completion]:
         """Samples of the next message of a chat; `tools`: functions as OpenAI's API has them, which the model's template shows."""
         extra = {"tools": list(tools)} if tools else {}
         bodies = _bodies([messages], params, extra)
-        return [Completion(*sample) for sample in _take(self._native.submit(bodies, True))]
+        return [Completion(*sample) for sample in _whole(self._native.prepare(bodies, True))]
 
     def stream(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> Iterator[Completion]:
         """As generate, while it goes on: each Completion has what is new of a sample; the last one of a sample has its finish_reason.
@@ -115,7 +114,11 @@ class LLM:
         The requests are submitted by the call. An iterator that is closed or forgotten cancels what is left of them.
         """
         bodies = _bodies(prompts, params)
-        return _pieces(self._native.submit(bodies, False)) if bodies else iter(())
+        if not bodies:
+            return iter(())
+        call = self._native.prepare(bodies, False)
+        call.submit()
+        return _pieces(call)
 
     async def agenerate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[Completion]:
         """As generate, for asyncio. Cancelling the task cancels the requests."""
@@ -124,7 +127,8 @@ class LLM:
         bodies = _bodies(prompts, params)
         if not bodies:
             return []
-        call = await asyncio.to_thread(self._native.submit, bodies, True)
+        call = self._native.prepare(bodies, True)
+        await asyncio.to_thread(call.submit)
         return [Completion(*sample) async for news in _news(call) for sample in news]
 
     async def astream(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> AsyncIterator[Completion]:
@@ -133,7 +137,8 @@ class LLM:
 
         bodies = _bodies(prompts, params)
         if bodies:
-            call = await asyncio.to_thread(self._native.submit, bodies, False)
+            call = self._native.prepare(bodies, False)
+            await asyncio.to_thread(call.submit)
             async with contextlib.aclosing(_news(call)) as steps:
                 async for news in steps:
                     for sample in news:
@@ -161,7 +166,9 @@ class LLM:
     def pin(self, prompt: Prompt, name: str) -> None:
         """Computes a prompt, and keeps its KV in the cache under `name` until unpin(name)."""
         body = prompt_field("prompt", prompt) | {"max_tokens": 0}
-        self._native.pin(dump(body), name).take()
+        call = self._native.pin(dump(body), name)
+        call.submit()
+        call.take()
 
     def unpin(self, name: str) -> None:
         """KeyError: nothing is pinned under that name."""
@@ -298,6 +305,17 @@ def _bodies(prompts: Prompt | Sequence[Prompt], params: Params, extra: Mapping[s
         body = prompt_field(f"prompts[{i}]", prompt)
         bodies.append(dump(body | one._body("messages" in body) | dict(extra or {})))
     return bodies
+
+
+def _whole(call: _native.Call) -> list[tuple]:
+    """All news of a call that is to be submitted. Ctrl-C as in _take, from the moment of the submission."""
+    try:
+        call.submit()
+        return call.take()
+    except KeyboardInterrupt:
+        if not call.cancel():
+            raise
+        return call.take()
 
 
 def _take(call: _native.Call) -> list[tuple]:

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/check.h"
 #include "core/json.h"
 #include "openai/score.h"
 #include "python/attention_module.h"
@@ -77,8 +79,11 @@ void CheckSignals() {
 
 class PyCall {
  public:
-  explicit PyCall(std::unique_ptr<Call> call) : call_(std::move(call)) {}
+  using Submitter = std::function<Result<std::unique_ptr<Call>>()>;
+  explicit PyCall(Submitter submitter) : submitter_(std::move(submitter)) {}
 
+  // Once; from then on Cancel and Take are of what was submitted. Python has the call before, so that no signal comes between.
+  void Submit() { call_ = ValueOrThrow(Unlocked(submitter_)); }
   // The news as arguments of Completion; an empty list: all has been taken. KeyboardInterrupt and what else a signal's handler
   // raises leave what runs as it is.
   nb::list Take() {
@@ -92,8 +97,10 @@ class PyCall {
     if (!ValueOrThrow(Unlocked([&] { return call_->Wait(milliseconds(0)); }))) return nb::none();
     return TakeReady();
   }
-  void Cancel() {
-    Unlocked([&] { call_->Cancel(); });
+  // False: nothing was submitted.
+  bool Cancel() {
+    if (call_) Unlocked([&] { call_->Cancel(); });
+    return call_ != nullptr;
   }
   int Descriptor() { return ValueOrThrow(call_->Descriptor()); }
 
@@ -109,7 +116,8 @@ class PyCall {
     return news;
   }
 
-  std::unique_ptr<Call> call_;
+  Submitter submitter_;
+  std::unique_ptr<Call> call_;  // none before Submit
 };
 
 // Waits for the end of a score while signals are asked for; what a handler raises cancels it.
@@ -149,20 +157,20 @@ class PyEngine {
     Unlocked([&] { engine_.reset(); });
   }
 
-  PyCall Submit(const std::vector<std::string>& bodies, bool whole) {
-    const auto submit = [&]() -> Result<std::unique_ptr<Call>> {
+  PyCall Prepare(std::vector<std::string> bodies, bool whole) {
+    const auto delivery = whole ? Call::Delivery::kWhole : Call::Delivery::kPieces;
+    return PyCall([engine = engine_, bodies = std::move(bodies), delivery]() -> Result<std::unique_ptr<Call>> {
       std::vector<Request> requests;
       for (size_t i = 0; i < bodies.size(); ++i) {
-        Result<Request> request = engine_->MakeRequest(bodies[i]);
+        Result<Request> request = engine->MakeRequest(bodies[i]);
         if (!request.ok()) {
           const std::string place = bodies.size() > 1 ? fmt::format("prompts[{}]: ", i) : "";
           return Status(request.status().code(), place + request.status().message());
         }
         requests.push_back(std::move(request).value());
       }
-      return Call::Submit(engine_, std::move(requests), whole ? Call::Delivery::kWhole : Call::Delivery::kPieces);
-    };
-    return PyCall(ValueOrThrow(Unlocked(submit)));
+      return Call::Submit(engine, std::move(requests), delivery);
+    });
   }
 
   // By continuation: log-probabilities of its tokens, whether each is the most probable one, and the tokens.
@@ -207,15 +215,13 @@ class PyEngine {
 
   // Computes the prompt of `body` and pins it under `name`.
   PyCall Pin(const std::string& body, const std::string& name) {
-    const auto submit = [&]() -> Result<std::unique_ptr<Call>> {
-      Result<Request> request = engine_->MakeRequest(body);
-      if (!request.ok()) return request.status();
-      request->pin_prompt_as = name;
+    return PyCall([engine = engine_, body, name]() -> Result<std::unique_ptr<Call>> {
+      COPPICE_ASSIGN_OR_RETURN(Request request, engine->MakeRequest(body));
+      request.pin_prompt_as = name;
       std::vector<Request> requests;
-      requests.push_back(std::move(request).value());
-      return Call::Submit(engine_, std::move(requests), Call::Delivery::kWhole);
-    };
-    return PyCall(ValueOrThrow(Unlocked(submit)));
+      requests.push_back(std::move(request));
+      return Call::Submit(engine, std::move(requests), Call::Delivery::kWhole);
+    });
   }
   void Unpin(const std::string& name) {
     const Status status = Unlocked([&] { return engine_->With([&](Engine& engine) { return engine.Unpin(name); }); });
@@ -302,13 +308,14 @@ NB_MODULE(_native, module) {
   using namespace nanobind::literals;
   module.doc() = "Coppice's engine as coppice_llm uses it; not an interface of its own.";
   nanobind::class_<PyCall>(module, "Call")
+      .def("submit", &PyCall::Submit)
       .def("take", &PyCall::Take)
       .def("take_now", &PyCall::TakeNow)
       .def("cancel", &PyCall::Cancel)
       .def("descriptor", &PyCall::Descriptor);
   nanobind::class_<PyEngine>(module, "Engine")
       .def(nanobind::init<const nanobind::dict&>(), "options"_a)
-      .def("submit", &PyEngine::Submit, "bodies"_a, "whole"_a)
+      .def("prepare", &PyEngine::Prepare, "bodies"_a, "whole"_a)
       .def("score", &PyEngine::Score, "body"_a)
       .def("pin", &PyEngine::Pin, "body"_a, "name"_a)
       .def("unpin", &PyEngine::Unpin, "name"_a)
