@@ -13,7 +13,7 @@ struct CForest {
   static constexpr int32_t kRow = 4;  // pages of a branch's row
 
   // Of `prefix` shared tokens, `lengths` in all.
-  CForest(int32_t page_size, int32_t prefix, const std::array<int32_t, 2>& lengths, const std::array<int32_t, 2 * kRow>& pages)
+  CForest(int32_t page_size, int32_t prefix, std::array<int32_t, 2> lengths, std::array<int32_t, 2 * kRow> pages)
       : node_begin{0, prefix, prefix}, node_end{prefix, COPPICE_KV_LIVE, COPPICE_KV_LIVE}, kv_len(lengths), page_indices(pages) {
     view.struct_size = sizeof(view);
     view.page_size = page_size;
