@@ -87,7 +87,7 @@ Result<std::unique_ptr<AttentionPlan>> CreatePlan(Context& context, const Attent
     COPPICE_ASSIGN_OR_RETURN(machine, LoadMachineModel(options.machine_model_path, traits.workers));
     if (const bool of_gpu = machine.sm.num_sms > 0; of_gpu != (backend.device() == DeviceKind::kCuda)) {
       return InvalidArgument("machine model " + options.machine_model_path + " is a " + (of_gpu ? "GPU" : "CPU") +
-                             "'s; write this device's with `coppice bench calibrate`");
+                             "'s; leave it out, or give this device's, which `coppice bench calibrate` writes");
     }
   }
   machine = MachineFor(options.kinds, spec, traits, std::move(machine));

@@ -255,8 +255,13 @@ std::string ToJson(const MachineModel& model) {
 }
 
 Result<MachineModel> LoadMachineModel(const std::string& path, int32_t workers) {
+  const Result<MachineModel> shipped = ShippedMachineModel(path, workers);
+  if (shipped.ok()) return shipped;
   std::ifstream file(path);
-  if (!file) return NotFound("machine model " + path + ": cannot be opened; write it with `coppice bench calibrate`");
+  if (!file) {
+    return NotFound("machine model " + path + ": cannot be opened; write it with `coppice bench calibrate` (" +
+                    shipped.status().message() + ")");
+  }
   std::string text(kMostBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(file.gcount()));

@@ -110,7 +110,7 @@ Result<MachineModel> ShippedMachineModel(std::string_view name, int32_t workers 
 Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers = 1);
 // For that number of workers: without "per_worker".
 std::string ToJson(const MachineModel& model);
-// The same from and to a file; NOT_FOUND if it cannot be opened.
+// A shipped model's name, or the same from and to a file; NOT_FOUND if it is neither.
 Result<MachineModel> LoadMachineModel(const std::string& path, int32_t workers = 1);
 Status SaveMachineModel(const MachineModel& model, const std::string& path);
 

@@ -13,13 +13,15 @@
 
 #include "cli/batch_files.h"
 #include "cli/interrupt.h"
-#include "cli/model_notes.h"
+#include "cli/load_engine.h"
 #include "cli/parsed_option.h"
+#include "cli/plan_note.h"
 #include "cli/progress_line.h"
 #include "cli/read_file.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
+#include "cli/terminal.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "grammar/grammar_compiler.h"
@@ -50,7 +52,7 @@ struct BatchOptions {
   std::string input, output, errors, prefixes;
   int32_t queue = 64;
   openai::UnknownFields unknown_fields = openai::UnknownFields::kIgnore;
-  bool verbose = false;
+  bool verbose = false, explain = false;
 };
 
 double SecondsSince(std::chrono::steady_clock::time_point begin) {
@@ -68,7 +70,7 @@ class BatchLoop {
 
  private:
   Status StepOnce();
-  std::string Progress() const;
+  std::vector<std::string> Progress() const;
 
   Engine& engine_;
   BatchRun& run_;
@@ -96,26 +98,24 @@ Status BatchLoop::StepOnce() {
   return run_.WriteFinished();
 }
 
-// "[########............] 102/256 requests, 1,312 tokens at 412.1/s, 97% of prompts cached, 0:41 left".
-std::string BatchLoop::Progress() const {
-  constexpr int64_t kBar = 20;
+// "[########............] 102/256 requests, 1312 tokens, 412.1/s, 0:41 left, 97% of prompts cached".
+std::vector<std::string> BatchLoop::Progress() const {
   const EngineMetrics metrics = engine_.Metrics();
   const BatchCounts& counts = run_.counts();
   const double seconds = SecondsSince(begin_);
-  const int64_t filled = counts.total > 0 ? kBar * counts.done() / counts.total : 0;
-  std::string text =
-      fmt::format("[{:#>{}}{:.>{}}] {}/{} requests, {} tokens at {:.1f}/s", "", filled, "", kBar - filled, counts.done(),
-                  counts.total, metrics.generated_tokens, static_cast<double>(metrics.generated_tokens) / std::max(seconds, 1e-9));
+  const auto generated = static_cast<double>(metrics.generated_tokens);
+  const double rate = generated / std::max(seconds, 1e-9), expected = std::max(counts.ExpectedTokens(), generated);
+  const double part = std::max(generated / std::max(expected, 1.0),  // of requests that ask for no tokens, the other one
+                               static_cast<double>(counts.done()) / static_cast<double>(std::max<int64_t>(counts.total, 1)));
+  std::vector<std::string> parts = {fmt::format("{} {}/{} requests", FormatBar(part), counts.done(), counts.total),
+                                    fmt::format("{} tokens", metrics.generated_tokens), fmt::format("{:.1f}/s", rate)};
+  if (generated > 0) parts.push_back(FormatTimeLeft((expected - generated) / rate));
   if (metrics.cached_tokens + metrics.prefilled_tokens > 0) {
-    text += fmt::format(", {:.0f}% of prompts cached", 100.0 * static_cast<double>(metrics.cached_tokens) /
-                                                           static_cast<double>(metrics.cached_tokens + metrics.prefilled_tokens));
+    parts.push_back(
+        fmt::format("{:.0f}% of prompts cached", 100.0 * static_cast<double>(metrics.cached_tokens) /
+                                                     static_cast<double>(metrics.cached_tokens + metrics.prefilled_tokens)));
   }
-  if (20 * counts.done() >= counts.total) {  // fewer say little: many requests end at once
-    const int64_t left =
-        static_cast<int64_t>(seconds / static_cast<double>(counts.done()) * static_cast<double>(counts.total - counts.done()));
-    text += fmt::format(", {}:{:02} left", left / 60, left % 60);
-  }
-  return text;
+  return parts;
 }
 
 std::string Summary(const BatchOptions& options, const BatchCounts& counts, const BatchErrors& errors, int64_t finished_before,
@@ -127,11 +127,11 @@ std::string Summary(const BatchOptions& options, const BatchCounts& counts, cons
                            .draft_trees_cut = metrics.draft_trees_cut};
   std::string text = fmt::format("{} answered in {:.1f} s", counts.answered, seconds);
   if (finished_before > 0) text += fmt::format(", {} by an earlier run", finished_before);
-  if (errors.count() > 0) text += fmt::format(", {} errors in {}", errors.count(), errors.path());
+  if (errors.count() > 0) text += fmt::format(",\n{} errors in {}", errors.count(), errors.path());
   const auto percent = [](int64_t part, int64_t whole) {
     return whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0.0;
   };
-  text += fmt::format("\nsharing {}: {} prompt tokens computed, {} found in the cache ({:.1f}%); {} generated, {:.1f}/s\n",
+  text += fmt::format("\nsharing {}: {} prompt tokens computed, {} found in the cache ({:.1f}%)\n{} generated, {:.1f}/s\n",
                       Name(options.engine.sharing), metrics.prefilled_tokens, metrics.cached_tokens,
                       percent(metrics.cached_tokens, metrics.cached_tokens + metrics.prefilled_tokens), metrics.generated_tokens,
                       static_cast<double>(metrics.generated_tokens) / std::max(seconds, 1e-9));
@@ -173,7 +173,7 @@ Result<ExitCode> Batch(BatchOptions options) {
     return NotFound(fmt::format("there is no input {}", options.input));
   COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output));
   COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options.errors));
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(options.engine));
   TellNotes(*engine);
   const int32_t model_context = engine->model_info().context_length;
   const Status has_text = engine->tokenizer_status();
@@ -210,7 +210,8 @@ Result<ExitCode> Batch(BatchOptions options) {
   const int64_t left = counts.total - counts.done();
   if (left == 0) folder.Remove();
   if (Interrupted() && left > 0) text += fmt::format("interrupted; {} are left: the same command goes on with them\n", left);
-  COPPICE_RETURN_IF_ERROR(Print(text));
+  COPPICE_RETURN_IF_ERROR(Print(ForTerminal(text)));
+  if (options.explain) TellPlan(engine->Metrics());
   if (Interrupted() && left > 0) return ExitCode::kInterrupted;
   return errors.count() > 0 ? ExitCode::kFailure : ExitCode::kOk;
 }
@@ -237,6 +238,7 @@ Command AddBatchCommand(CLI::App& app) {
                                    "Fields of requests that are not known and would change no answer: ignore (told on stderr), or "
                                    "refuse")
       ->default_str("ignore");
+  command->add_flag("--explain", options->explain, kExplainHelp);
   command->add_flag("-v,--verbose", options->verbose, "Log to stderr what the program does");
   AddEngineOptions(*command, options->engine);
   return {command, [options] {

@@ -15,7 +15,8 @@ namespace {
 
 // The option that a line names; null: none that a file may give.
 CLI::Option* FindOption(CLI::App& command, const CLI::ConfigItem& item) {
-  const bool named = item.parents.empty() && item.name != "config" && item.name != "help" && item.name.size() > 1;
+  const bool named =
+      item.parents.empty() && item.name != "config" && item.name != "help" && item.name != "help-all" && item.name.size() > 1;
   return named ? command.get_option_no_throw("--" + item.name) : nullptr;
 }
 

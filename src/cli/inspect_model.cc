@@ -14,6 +14,7 @@
 #include "cli/parsed_option.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
+#include "cli/terminal.h"
 #include "core/check.h"
 #include "hub/model_store.h"
 #include "model/checkpoint.h"
@@ -148,7 +149,7 @@ Result<ExitCode> InspectModel(InspectModelOptions options) {
   if (options.json) {
     COPPICE_RETURN_IF_ERROR(Print(ToJson(*checkpoint).dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n"));
   } else {
-    COPPICE_RETURN_IF_ERROR(Print(FormatModel(*checkpoint, options)));
+    COPPICE_RETURN_IF_ERROR(Print(ForTerminal(FormatModel(*checkpoint, options))));
   }
   return ExitCode::kOk;
 }

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,8 +25,11 @@
 #include "cli/read_file.h"
 #include "cli/run_options.h"
 #include "cli/standard_output.h"
+#include "cli/terminal.h"
 #include "core/check.h"
 #include "core/thread_pool.h"
+#include "hub/model_store.h"
+#include "model/checkpoint.h"
 
 namespace coppice::cli {
 namespace {
@@ -34,7 +38,7 @@ using attention::PlanDump;
 using attention::SharePolicy;
 
 struct InspectPlanOptions {
-  std::string tree = "2048,64x32", replay, machine, device = "cpu";
+  std::string tree = "2048,64x32", replay, model, machine, device = "cpu";
   attention::AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
   DType dtype = DType::kBF16;
   SharingMode sharing = SharingMode::kTree;
@@ -57,15 +61,6 @@ SharePolicy PolicyOf(SharingMode sharing) {
 struct Explained {
   std::string text, dump;
 };
-
-// The shipped model of a GPU, or the file.
-Result<attention::MachineModel> MachineNamed(const std::string& machine) {
-  const std::vector<std::string_view> names = attention::ShippedMachineNames();
-  if (std::ranges::find(names, machine) == names.end()) return attention::LoadMachineModel(machine);
-  COPPICE_ASSIGN_OR_RETURN(attention::MachineModel model, attention::ShippedMachineModel(machine));
-  if (model.sm.num_sms > 0) return Result<attention::MachineModel>(std::move(model));
-  return InvalidArgument("--machine " + machine + " is a CPU; plans are shown for h100, h200, a file, or, without it, this CPU");
-}
 
 Result<Explained> Explain(const attention::Planner& planner) {
   if (!planner.traits().cuts_kv || planner.machine().sm.num_sms == 0) {
@@ -104,7 +99,7 @@ struct Measured {
 
 Result<ExitCode> PrintPlan(const Explained& plan, const std::optional<Measured>& measured, bool json) {
   if (!measured) {
-    COPPICE_RETURN_IF_ERROR(Print(json ? plan.dump + "\n" : plan.text));
+    COPPICE_RETURN_IF_ERROR(Print(json ? plan.dump + "\n" : ForTerminal(plan.text)));
     return ExitCode::kOk;
   }
   const PlanTiming& timing = measured->timing;
@@ -118,9 +113,9 @@ Result<ExitCode> PrintPlan(const Explained& plan, const std::optional<Measured>&
     COPPICE_RETURN_IF_ERROR(Print(dump.dump() + "\n"));
     return ExitCode::kOk;
   }
-  COPPICE_RETURN_IF_ERROR(
-      Print(plan.text + fmt::format("measured here: {:.2f} us (median of {} runs, {:.2f} to {:.2f}; {})\n", timing.median_ns / 1e3,
-                                    timing.runs, timing.fastest_ns / 1e3, timing.slowest_ns / 1e3, measured->where)));
+  COPPICE_RETURN_IF_ERROR(Print(ForTerminal(
+      plan.text + fmt::format("measured here: {:.2f} us (median of {} runs, {:.2f} to {:.2f}; {})\n", timing.median_ns / 1e3,
+                              timing.runs, timing.fastest_ns / 1e3, timing.slowest_ns / 1e3, measured->where))));
   return ExitCode::kOk;
 }
 
@@ -161,6 +156,20 @@ Result<ExitCode> InspectOnCpu(const InspectPlanOptions& options, PlanDump proble
   return PrintPlan(*plan, measured, options.json);
 }
 
+// The heads of a model's attention; of layers that attend to a window alone where all of them do.
+Status TakeModel(const std::string& name, attention::AttentionSpec* spec) {
+  COPPICE_ASSIGN_OR_RETURN(const std::string path, hub::FindModel(name));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(path));
+  const ModelConfig& config = checkpoint->config();
+  spec->num_qo_heads = config.num_qo_heads;
+  spec->num_kv_heads = config.num_kv_heads;
+  spec->head_dim = config.head_dim;
+  spec->sm_scale = config.sm_scale;
+  spec->soft_cap = config.soft_cap;
+  spec->window = config.window;
+  return OkStatus();
+}
+
 // Decisions are those of the machine that wrote the dump; only the measurement is this machine's.
 Result<ExitCode> InspectReplay(const InspectPlanOptions& options) {
   COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.replay, "--replay"));
@@ -170,12 +179,13 @@ Result<ExitCode> InspectReplay(const InspectPlanOptions& options) {
   return InspectOnCpu(options, std::move(problem), std::move(plan));
 }
 
-Result<ExitCode> InspectPlan(const InspectPlanOptions& options) {
+Result<ExitCode> InspectPlan(InspectPlanOptions options) {
+  if (!options.model.empty()) COPPICE_RETURN_IF_ERROR(TakeModel(options.model, &options.spec));
   if (!options.replay.empty()) return InspectReplay(options);
   if (options.device == "cuda") return InspectOnDevice(options);
   COPPICE_ASSIGN_OR_RETURN(PlanDump problem, MakeProblem(options));
   if (options.machine.empty()) return InspectOnCpu(options, std::move(problem), std::nullopt);
-  COPPICE_ASSIGN_OR_RETURN(const attention::MachineModel machine, MachineNamed(options.machine));
+  COPPICE_ASSIGN_OR_RETURN(const attention::MachineModel machine, attention::LoadMachineModel(options.machine));
   if (machine.sm.num_sms > 0) {  // nothing here runs it
     COPPICE_ASSIGN_OR_RETURN(const Explained plan, ExplainForGpu(std::move(problem), machine));
     return PrintPlan(plan, std::nullopt, options.json);
@@ -197,10 +207,18 @@ Command AddInspectPlanCommand(CLI::App& inspect) {
   CLI::Option* replay = command->add_option("--replay", options->replay, "A plan dumped by AttentionPlan::Dump or --json")
                             ->excludes(tree)
                             ->check(NotEmpty());
-  command->add_option("--qo-heads", options->spec.num_qo_heads, "Query heads")->capture_default_str();
-  command->add_option("--kv-heads", options->spec.num_kv_heads, "KV heads")->capture_default_str();
-  command->add_option("--head-dim", options->spec.head_dim, "Elements of a head")->capture_default_str();
-  command->add_option("--window", options->spec.window, "Sliding window in tokens; 0: none")->capture_default_str();
+  CLI::Option* model =
+      command
+          ->add_option("-m,--model", options->model,
+                       "Heads and window of this model: a GGUF file, a Hugging Face folder, or the name of a pulled one")
+          ->excludes(replay)
+          ->check(NotEmpty());
+  for (const auto& [name, field, help] : {std::tuple("--qo-heads", &options->spec.num_qo_heads, "Query heads"),
+                                          std::tuple("--kv-heads", &options->spec.num_kv_heads, "KV heads"),
+                                          std::tuple("--head-dim", &options->spec.head_dim, "Elements of a head"),
+                                          std::tuple("--window", &options->spec.window, "Sliding window in tokens; 0: none")}) {
+    command->add_option(name, *field, help)->excludes(model)->capture_default_str();
+  }
   command->add_flag("--deterministic", options->spec.deterministic, "Plan for bits that do not depend on the batch");
   AddParsed<DType>(*command, "--dtype", options->dtype, ParseDType, "bf16 (default), f16 or f32");
   AddParsed<SharingMode>(*command, "--sharing", options->sharing, ParseSharingMode, "tree (default), one-level, store or none");
@@ -210,8 +228,8 @@ Command AddInspectPlanCommand(CLI::App& inspect) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command->add_option("--machine", options->machine,
-                      "h200 or h100: plan as on that GPU, which nothing here needs to have; or a file of `coppice bench "
-                      "calibrate`; default: this machine");
+                      "Whose constants to plan by: a name such as h200 or zen5 (of a GPU, as on that GPU, which nothing here "
+                      "needs to have), or a file of `coppice bench calibrate`; default: this machine");
   command->add_option("--device", options->device, "cpu, or cuda: plan and run on device 0 (of a build with -DCOPPICE_CUDA=ON)")
       ->excludes(replay)
       ->check(CLI::IsMember({"cpu", "cuda"}))

@@ -21,6 +21,11 @@ void CatchFirst(std::initializer_list<int> signals) {
 
 void CatchFirstInterrupt() { CatchFirst({SIGINT}); }
 
+void ForgetInterrupt() {
+  std::signal(SIGINT, SIG_DFL);
+  g_interrupted.store(false, std::memory_order_relaxed);
+}
+
 bool Interrupted() { return g_interrupted.load(std::memory_order_relaxed); }
 
 }  // namespace coppice::cli

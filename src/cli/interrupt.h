@@ -11,5 +11,7 @@ void CatchFirstInterrupt();
 // Any of these signals; which one comes first does not matter.
 void CatchFirst(std::initializer_list<int> signals);
 bool Interrupted();
+// Ctrl-C ends the program again, and none has come.
+void ForgetInterrupt();
 
 }  // namespace coppice::cli

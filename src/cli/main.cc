@@ -27,8 +27,11 @@
 #include "cli/bench/bench_load.h"
 #include "cli/bench/bench_pod.h"
 #include "cli/bench/bench_update.h"
+#include "cli/chat_command.h"
 #include "cli/command.h"
+#include "cli/command_line.h"
 #include "cli/eval/eval_command.h"
+#include "cli/help_command.h"
 #include "cli/inspect_model.h"
 #include "cli/inspect_plan.h"
 #include "cli/key_command.h"
@@ -68,20 +71,22 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
   CLI::App app{"Coppice: LLM inference that reads shared KV once per step", "coppice"};
   app.set_version_flag("--version", "coppice " COPPICE_VERSION);
   app.require_subcommand(1);
-  CLI::App* inspect = app.add_subcommand("inspect", "Show what a model file holds or what the attention planner decides");
-  inspect->require_subcommand(1);
-  CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
-  bench->require_subcommand(1);
-  CLI::App* eval = app.add_subcommand("eval", "Measure accuracy, in every sharing mode");
-  eval->require_subcommand(1);
+  coppice::cli::UseHelp(app);
+  const auto add_group = [&app](const char* name, const char* help) {
+    CLI::App* const group = app.add_subcommand(name, help);
+    group->require_subcommand(1);
+    return group;
+  };
+  // In the order of help: what is used every day comes first.
   std::vector<Command> commands = {
-      coppice::cli::AddRunCommand(app),
-      coppice::cli::AddBatchCommand(app),
-      coppice::cli::AddScoreCommand(app),
-      coppice::cli::AddServeCommand(app),
-      coppice::cli::AddKeyCommand(app),
-      coppice::cli::AddPullCommand(app),
+      coppice::cli::AddRunCommand(app),    coppice::cli::AddChatCommand(app),  coppice::cli::AddServeCommand(app),
+      coppice::cli::AddBatchCommand(app),  coppice::cli::AddScoreCommand(app), coppice::cli::AddPullCommand(app),
       coppice::cli::AddModelsCommand(app),
+  };
+  CLI::App* const inspect = add_group("inspect", "Show what a model file holds or what the attention planner decides");
+  CLI::App* const eval = add_group("eval", "Measure accuracy, in every sharing mode");
+  CLI::App* const bench = add_group("bench", "Measure this machine");
+  const Command others[] = {
       coppice::cli::AddInspectModelCommand(*inspect),
       coppice::cli::AddInspectPlanCommand(*inspect),
       coppice::cli::AddBenchAttentionCommand(*bench),
@@ -92,7 +97,11 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
       coppice::cli::AddBenchDraftCommand(*bench),
       coppice::cli::AddBenchPodCommand(*bench),
       coppice::cli::AddBenchUpdateCommand(*bench),
+      coppice::cli::AddKeyCommand(app),
+      coppice::cli::AddHelpCommand(app),
+      coppice::cli::AddCompletionCommand(app),
   };
+  std::ranges::copy(others, std::back_inserter(commands));
   std::ranges::move(coppice::cli::AddEvalCommands(*eval), std::back_inserter(commands));
 
   try {
@@ -103,7 +112,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
     const coppice::Status printed = coppice::cli::Print(text.str());
     return printed.ok() ? Result<ExitCode>(ExitCode::kOk) : printed;
   } catch (const CLI::ParseError& error) {
-    return coppice::InvalidArgument(std::string(error.what()) + "; see coppice --help");
+    return coppice::cli::CommandLineError(app, error);
   }
   for (const Command& command : commands) {
     if (command.app->parsed()) return RunTraced(command);

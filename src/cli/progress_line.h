@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 namespace coppice::cli {
 
@@ -12,10 +13,10 @@ class ProgressLine {
   enum class WithoutTerminal { kSilent, kPlainLines };  // plain: one every ten seconds
   explicit ProgressLine(WithoutTerminal without_terminal = WithoutTerminal::kSilent);
 
-  // Whether it is time to show something again; asking is cheap.
+  // Whether it is time to show something again, twice a second on a terminal; asking is cheap.
   bool due() const { return enabled_ && Clock::now() >= next_; }
-  // `text` has no line break.
-  void Show(const std::string& text);
+  // What is most important comes first: what follows is left out where the terminal has no room for it. No part has a line break.
+  void Show(const std::vector<std::string>& parts);
   // Makes room for other output.
   void Clear();
 
@@ -26,5 +27,13 @@ class ProgressLine {
   bool visible_ = false;
   Clock::time_point next_ = Clock::now();
 };
+
+// The parts that fit into so many columns, with commas between them; the first one in any case, cut if need be.
+std::string FitParts(const std::vector<std::string>& parts, int columns);
+
+// "[########............]" of a job that is done to this part.
+std::string FormatBar(double part);
+// "0:41 left", "2:03:20 left".
+std::string FormatTimeLeft(double seconds);
 
 }  // namespace coppice::cli

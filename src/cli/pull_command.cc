@@ -15,6 +15,7 @@
 #include "cli/progress_line.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
+#include "cli/terminal.h"
 #include "core/check.h"
 #include "hub/catalogue.h"
 #include "hub/model_store.h"
@@ -38,9 +39,10 @@ Result<ExitCode> PullModel(const std::string& name) {
       .progress =
           [&](const std::string& file, int64_t done, int64_t bytes) {
             if (!progress.due()) return;
-            progress.Show(fmt::format("{}: {} of {} ({:.0f}%)", file, FormatBytes(static_cast<double>(done)),
-                                      FormatBytes(static_cast<double>(bytes)),
-                                      100.0 * static_cast<double>(done) / static_cast<double>(std::max<int64_t>(bytes, 1))));
+            const auto part = static_cast<double>(done) / static_cast<double>(std::max<int64_t>(bytes, 1));
+            progress.Show({fmt::format("{} {} of {}", FormatBar(part), FormatBytes(static_cast<double>(done)),
+                                       FormatBytes(static_cast<double>(bytes))),
+                           file});
           },
       .should_stop = Interrupted,
   });
@@ -89,7 +91,7 @@ Result<ExitCode> Models(bool json) {
                         model["path"].is_null() ? "not here; coppice pull " + name : model["path"].get<std::string>());
     if (!description.empty()) text += fmt::format("  {} ({})\n", description, model["license"].get<std::string>());
   }
-  COPPICE_RETURN_IF_ERROR(Print(text));
+  COPPICE_RETURN_IF_ERROR(Print(ForTerminal(text)));
   return ExitCode::kOk;
 }
 

@@ -2,15 +2,18 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <utility>
 
 #include "cli/interrupt.h"
-#include "cli/model_notes.h"
+#include "cli/load_engine.h"
 #include "cli/peer_speed.h"
+#include "cli/plan_note.h"
 #include "cli/progress_line.h"
 #include "cli/prompt.h"
 #include "cli/read_file.h"
@@ -83,7 +86,8 @@ Result<ExitCode> Run(RunOptions options) {
     COPPICE_ASSIGN_OR_RETURN(peer, ReadPeerSpeed(*options.beside));
   }
   if (!options.save_prefix.empty()) COPPICE_RETURN_IF_ERROR(ResolvePrefixOutput(options.save_prefix).status());
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(options.engine));
+  const LoadingIs loading = options.quiet ? LoadingIs::kSilent : LoadingIs::kShown;
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, LoadEngine(options.engine, loading));
   TellNotes(*engine);
   TakeSamplingDefaults(engine->model_info(), &options);
   Request& request = options.request;
@@ -98,28 +102,40 @@ Result<ExitCode> Run(RunOptions options) {
                                .best = options.best_of ? request.n : 0};
   if (options.best_of) request.n = *options.best_of;
   if (request.echo && options.json) request.prompt_logprobs = true;
-  const bool prints_at_end = options.json || selection.rank || selection.deduplicate;
+  const bool streams = !options.json && request.n == 1;
+  const bool prints_at_end = options.json || (!streams && (selection.rank || selection.deduplicate));
   std::string echo;
 
   CatchFirstInterrupt();
   if (options.baseline) {
     engine.reset();
     COPPICE_RETURN_IF_ERROR(WarmUp(options.engine, request));
-    COPPICE_ASSIGN_OR_RETURN(engine, Engine::Create(options.engine));
+    COPPICE_ASSIGN_OR_RETURN(engine, LoadEngine(options.engine, loading));
   }
   spdlog::info("generating {} samples of a prompt of {} tokens with {}", request.n, request.prompt_ids.size(),
                options.engine.model_path);
   ProgressLine progress;
   Status printed;  // what cannot be told need not be computed
-  const auto print_sample = [&](const Sample& sample) {
-    if (prints_at_end || !printed.ok()) return;
+  const auto print = [&](const std::string& text) {
+    if (text.empty() || !printed.ok()) return;
     progress.Clear();
-    printed = Print(FormatSample(sample, 0, echo));
+    printed = Print(text);
   };
+  SampleStream stream(engine->tokenizer() != nullptr);
+  bool has_begun = false;  // the sample that streams
+  const auto print_event = [&](const StreamEvent& event) {
+    print(has_begun ? stream.Add(event) : echo + stream.Add(event));
+    has_begun = true;
+  };
+  const auto print_sample = [&](const Sample& sample) {
+    if (!prints_at_end && !streams) print(FormatSample(sample, 0, echo));
+  };
+  const bool shares_terminal = streams && isatty(STDOUT_FILENO);  // text and progress, which would be in each other's way
   const auto show_progress = [&](const GenerationProgress& state) {
-    if (!options.quiet && progress.due()) progress.Show(FormatProgress(state));
+    if (!options.quiet && !(shares_terminal && has_begun) && progress.due()) progress.Show(FormatProgress(state));
   };
   const GenerationHooks hooks = {.on_prompt = [&](const std::string& prompt) { echo = prompt; },
+                                 .on_event = streams ? print_event : std::function<void(const StreamEvent&)>(),
                                  .on_sample = print_sample,
                                  .on_step = show_progress,
                                  .should_stop = [&] { return Interrupted() || !printed.ok(); }};
@@ -128,6 +144,7 @@ Result<ExitCode> Run(RunOptions options) {
   if (!options.save_prefix.empty()) request.pin_prompt_as = kSaved;
   Result<Generation> generated = openai::Generate(*engine, request, hooks);
   progress.Clear();
+  if (has_begun) print(stream.End());
   COPPICE_RETURN_IF_ERROR(printed);
   COPPICE_ASSIGN_OR_RETURN(const Generation generation, std::move(generated));
   if (!options.save_prefix.empty() && !generation.interrupted) {
@@ -160,6 +177,7 @@ Result<ExitCode> Run(RunOptions options) {
     COPPICE_RETURN_IF_ERROR(Print(text));
     if (!options.quiet) fmt::print(stderr, "\n{}", FormatTable(stats));
   }
+  if (options.explain) TellPlan(generation.metrics);
   return Interrupted() ? ExitCode::kInterrupted : ExitCode::kOk;
 }
 

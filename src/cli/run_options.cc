@@ -7,7 +7,9 @@
 #include <charconv>
 #include <utility>
 
+#include "cli/command_tree.h"
 #include "cli/parsed_option.h"
+#include "cli/plan_note.h"
 #include "cli/sampling_source.h"
 #include "coppice/engine/ranking.h"
 #include "core/check.h"
@@ -126,6 +128,8 @@ Result<uint64_t> ParseSeed(std::string_view text) {
 
 void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   options.event_thread = true;
+  const std::string group_before = command.option_defaults()->get_group();
+  command.option_defaults()->group(kModelGroup);
   command
       .add_option("-m,--model", options.model_path,
                   "GGUF file, Hugging Face folder, or the name of a pulled model (default: smollm2-135m)")
@@ -138,6 +142,7 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   command
       .add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
                   "Share of a GPU's memory that may be used, what others use included")
+      ->group(kBatchingGroup)
       ->capture_default_str();
   AddParsed<DType>(
       command, "--dtype", options.dtype, ParseDType,
@@ -149,13 +154,21 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   AddParsed<SharingMode>(command, "--sharing", options.sharing, ParseSharingMode,
                          "tree (default): each shared token is read once per step; one-level: only what all requests share; "
                          "store: stored once, read by each; none: a copy per request");
-  command.add_flag("--force-sharing", options.experiment.force_sharing,
-                   "Share wherever the tree allows, whatever the cost model says");
-  command.add_option("--page-size", options.page_size, "Tokens per KV page, 1 to 256")->capture_default_str();
+  command
+      .add_flag("--force-sharing", options.experiment.force_sharing, "Share wherever the tree allows, whatever the cost model says")
+      ->group(kBatchingGroup);
   command.add_option("--threads", options.num_threads, "Worker threads; 0: one per core")->capture_default_str();
-  command.add_option("--trace", "Write what each step did when to this file, for ui.perfetto.dev or chrome://tracing");
   command.add_option("--max-context", options.max_context, "Longest prompt plus output in tokens; 0: the model's")
       ->capture_default_str();
+  command.add_option("--kv-cache", options.kv_cache_bytes, "Size of the KV cache, e.g. 2GiB; 0: chosen by the engine")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("0");
+  command.add_flag("--deterministic", options.deterministic, "A sample's bits do not depend on what runs beside it");
+
+  command.option_defaults()->group(kBatchingGroup);
+  command.add_option("--page-size", options.page_size, "Tokens per KV page, 1 to 256")->capture_default_str();
+  command.add_option("--trace", "Write what each step did when to this file, for ui.perfetto.dev or chrome://tracing")
+      ->type_name("FILE");
   command.add_option("--max-running", options.max_running, "Samples that decode at the same moment")->capture_default_str();
   command.add_option("--max-batch-tokens", options.max_batch_tokens, "Token budget of a step")->capture_default_str();
   command
@@ -167,9 +180,9 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       "On a GPU: measure first with which of the library's algorithms the model's products are fastest, tens of seconds "
       "the first time; this machine remembers");
   command
-      .add_option(
-          "--machine", options.machine_model_path,
-          "File of `coppice bench calibrate`, whose constants attention is planned by (default: those shipped for the device)")
+      .add_option("--machine", options.machine_model_path,
+                  "Whose constants attention is planned by: a name such as h200 or zen5, of the same kind of device, or a file of "
+                  "`coppice bench calibrate` (default: those of the device)")
       ->check(NotEmpty());
   AddParsed<SchedulePolicy>(command, "--schedule", options.experiment.schedule, ParseSchedule,
                             "mixed (default): prompts fill up steps in which all running samples decode; prefill-first: prompts "
@@ -177,10 +190,8 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   AddParsed<int32_t>(command, "--chunk", options.chunk, ParseChunk,
                      "Prompt tokens of a step at most; 0 (default): what the budget leaves; auto: the smallest that keeps prefill "
                      "within 5% of its best speed, measured at start");
-  command.add_option("--kv-cache", options.kv_cache_bytes, "Size of the KV cache, e.g. 2GiB; 0: chosen by the engine")
-      ->transform(CLI::AsSizeValue(false))
-      ->default_str("0");
-  command.add_flag("--deterministic", options.deterministic, "A sample's bits do not depend on what runs beside it");
+
+  command.option_defaults()->group(kDraftGroup);
   AddParsed<DraftMode>(
       command, "--draft", options.draft, ParseDraftMode,
       "Speculative decoding: none (default); ngram: guesses what followed the last tokens before; model: a smaller "
@@ -194,9 +205,11 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       ->capture_default_str();
   AddParsed<DraftPolicy>(command, "--draft-policy", options.experiment.draft_policy, ParseDraftPolicy,
                          "measured (default): guess while steps with drafts give tokens in less time than steps without; always");
+  command.option_defaults()->group(group_before);
 }
 
 void AddRandomWeights(CLI::App& command, EngineOptions& options, const std::string& of_which) {
+  const std::string group = command.get_option("--weights")->get_group();
   command.remove_option(command.get_option("--weights"));
   const auto assign = [&options](const std::string& text) {
     options.experiment.random_weights = text == "random";
@@ -205,25 +218,54 @@ void AddRandomWeights(CLI::App& command, EngineOptions& options, const std::stri
     if (!form.ok()) throw CLI::ValidationError("--weights", form.status().message() + "; or random");
     options.weights = *form;
   };
-  command.add_option_function<std::string>("--weights", assign, "fastest (default), stored, bf16 or f32: those of " + of_which);
+  command.add_option_function<std::string>("--weights", assign, "fastest (default), stored, bf16 or f32: those of " + of_which)
+      ->group(group);
+}
+
+void AddSamplingOptions(CLI::App& command, RunOptions& options) {
+  Request& request = options.request;
+  SamplingParams& sampling = request.sampling;
+  command.option_defaults()->group(kSamplingGroup);
+  command.add_option("-n,--samples", request.n, "Samples of the prompt")->capture_default_str();
+  command.add_option("--max-tokens", request.max_tokens, "Tokens per sample at most")->capture_default_str();
+  command.add_option("-t,--temperature", sampling.temperature, "0: greedy")
+      ->each([&options](const std::string&) { options.given.temperature = true; })
+      ->capture_default_str();
+  command.add_option("--top-p", sampling.top_p, "Nucleus mass in (0, 1]")
+      ->each([&options](const std::string&) { options.given.top_p = true; })
+      ->capture_default_str();
+  command.add_option("--top-k", sampling.top_k, "Most probable tokens to choose from; 0: all")
+      ->each([&options](const std::string&) { options.given.top_k = true; })
+      ->capture_default_str();
+  command.add_option("--min-p", sampling.min_p, "Least probability relative to the best, 0 to 1")
+      ->each([&options](const std::string&) { options.given.min_p = true; })
+      ->capture_default_str();
+  AddSamplingDefaults(command, options.sampling_defaults);
+  AddParsed<uint64_t>(command, "--seed", sampling.seed, ParseSeed, "Same seed, same samples; 0 (default) to 2^64 - 1");
+  command.add_option("--stop", request.stop, "Text that ends a sample and is not part of it (repeatable)")->allow_extra_args(false);
+  command.add_flag("--ignore-eos", request.ignore_eos, "Go on to --max-tokens");
 }
 
 CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   CLI::App* command = app.add_subcommand("run", "Sample n continuations of one prompt, whose KV is stored and read once for all");
   Request& request = options.request;
-  SamplingParams& sampling = request.sampling;
 
+  command->option_defaults()->group(kPromptGroup);
   command->add_option("-p,--prompt", options.prompt, "Prompt text");
-  command->add_option("-f,--prompt-file", options.prompt_file,
-                      "File with the prompt (default: stdin); a line break at its end is dropped");
+  command
+      ->add_option("-f,--prompt-file", options.prompt_file,
+                   "File with the prompt (default: stdin); a line break at its end is dropped")
+      ->type_name("FILE");
   command->add_flag("--keep-newline", options.keep_newline,
                     "Keep the line break at the end of --prompt-file or stdin in the prompt");
   AddParsed<std::vector<int32_t>>(*command, "--prompt-ids", options.prompt_ids, ParseTokenIds, "Prompt as token ids: 1,2,3");
   command->add_option("--save-prefix", options.save_prefix, "Write the prompt's KV to this file, for --load-prefix")
+      ->type_name("FILE")
       ->check(NotEmpty());
   command
       ->add_option("--load-prefix", options.load_prefix,
                    "Take the KV of what the prompt begins with from a file of --save-prefix instead of computing it")
+      ->type_name("FILE")
       ->check(NotEmpty());
   command->add_option("--cache-salt", request.cache_salt, "The prompt's KV is shared, and loaded, with this salt alone");
   command->add_option("--cache-private-begin", request.cache_private_begin,
@@ -231,29 +273,16 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   command->add_flag("--chat", options.chat, "The prompt is a user's message: apply the model's chat template");
   command->add_option("--system", options.system, "System message (with --chat)");
 
-  command->add_option("-n,--samples", request.n, "Samples of the prompt")->capture_default_str();
-  command->add_option("--max-tokens", request.max_tokens, "Tokens per sample at most")->capture_default_str();
-  command->add_option("-t,--temperature", sampling.temperature, "0: greedy")
-      ->each([&options](const std::string&) { options.given.temperature = true; })
-      ->capture_default_str();
-  command->add_option("--top-p", sampling.top_p, "Nucleus mass in (0, 1]")
-      ->each([&options](const std::string&) { options.given.top_p = true; })
-      ->capture_default_str();
-  command->add_option("--top-k", sampling.top_k, "Most probable tokens to choose from; 0: all")
-      ->each([&options](const std::string&) { options.given.top_k = true; })
-      ->capture_default_str();
-  command->add_option("--min-p", sampling.min_p, "Least probability relative to the best, 0 to 1")
-      ->each([&options](const std::string&) { options.given.min_p = true; })
-      ->capture_default_str();
-  AddSamplingDefaults(*command, options.sampling_defaults);
-  AddParsed<uint64_t>(*command, "--seed", sampling.seed, ParseSeed, "Same seed, same samples; 0 (default) to 2^64 - 1");
-  command->add_option("--stop", request.stop, "Text that ends a sample and is not part of it (repeatable)")
-      ->allow_extra_args(false);
-  command->add_option("--json-schema", options.json_schema_file, "File with a JSON schema: each sample is an instance of it");
-  command->add_option("--regex", options.regex, "Regular expression that each whole sample matches");
-  command->add_option("--grammar", options.grammar_file, "File with a grammar in EBNF: each sample is its rule root");
-  command->add_flag("--ignore-eos", request.ignore_eos, "Go on to --max-tokens");
+  AddSamplingOptions(*command, options);
 
+  command->option_defaults()->group(kFormGroup);
+  command->add_option("--json-schema", options.json_schema_file, "File with a JSON schema: each sample is an instance of it")
+      ->type_name("FILE");
+  command->add_option("--regex", options.regex, "Regular expression that each whole sample matches");
+  command->add_option("--grammar", options.grammar_file, "File with a grammar in EBNF: each sample is its rule root")
+      ->type_name("FILE");
+
+  command->option_defaults()->group(kOutputGroup);
   command->add_flag("--rank", options.rank, "Print the samples at the end, highest mean log-probability first");
   command->add_option("--best-of", options.best_of, "Generate this many and print the -n best by mean log-probability");
   command->add_flag("--dedup", options.deduplicate, "Of samples with equal text, print the most probable one");
@@ -268,8 +297,10 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
       "--beside", options.beside,
       "Set another engine's speed at this job beside in the closing table: a JSON file that a script of bench/peers "
       "wrote");
+  command->add_flag("--explain", options.explain, kExplainHelp);
   command->add_flag("-q,--quiet", options.quiet, "No table at the end, no progress");
   command->add_flag("-v,--verbose", options.verbose, "Log to stderr what the program does");
+  command->option_defaults()->group("Options");
   AddEngineOptions(*command, options.engine);
   return command;
 }

@@ -42,7 +42,7 @@ struct RunOptions {
   // What each sample must look like; at most one of these.
   std::optional<std::string> json_schema_file, grammar_file, regex;
   std::string save_prefix, load_prefix;  // files for the prompt's KV; empty: none
-  bool json = false, quiet = false, verbose = false;
+  bool json = false, quiet = false, verbose = false, explain = false;
 };
 
 Result<SharingMode> ParseSharingMode(std::string_view text);
@@ -64,6 +64,8 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options);
 // --weights of a command that also takes random ones, for measuring a shape, in place of AddEngineOptions': `of_which` says whose
 // they are.
 void AddRandomWeights(CLI::App& command, EngineOptions& options, const std::string& of_which);
+// How many samples of how many tokens, and how each is drawn.
+void AddSamplingOptions(CLI::App& command, RunOptions& options);
 // Adds the subcommand `run`; `options` is filled while the command line is parsed and must outlive it.
 CLI::App* AddRunCommand(CLI::App& app, RunOptions& options);
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "cli/progress_line.h"
 #include "openai/response.h"
 
 namespace coppice::cli {
@@ -84,14 +85,32 @@ std::string FormatJson(const openai::Generation& generation, const RunStats& sta
   return json.dump(1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) + "\n";
 }
 
-std::string FormatProgress(const openai::GenerationProgress& progress) {
+std::string SampleStream::Add(const StreamEvent& event) {
+  std::string text = has_text_ ? event.text : "";
+  for (size_t i = 0; !has_text_ && i < event.token_ids.size(); ++i) {
+    text += fmt::format("{}{}", ends_line_ && i == 0 ? "" : ",", event.token_ids[i]);
+  }
+  if (!text.empty()) ends_line_ = text.back() == '\n';
+  return text;
+}
+
+std::vector<std::string> FormatProgress(const openai::GenerationProgress& progress) {
   const EngineMetrics& metrics = *progress.metrics;
-  std::string line =
-      fmt::format("prefill {}/{} tokens, {}/{} generated", std::min(metrics.prefilled_tokens, progress.prompt_tokens),
-                  progress.prompt_tokens, metrics.generated_tokens, progress.tokens_wanted);
-  if (metrics.decode_seconds > 0)
-    line += fmt::format(" at {:.1f}/s", static_cast<double>(progress.decode_tokens) / metrics.decode_seconds);
-  return line + fmt::format(", {}/{} samples", progress.samples_finished, progress.samples);
+  if (metrics.generated_tokens == 0) {
+    const int64_t prefilled = std::min(metrics.prefilled_tokens, progress.prompt_tokens);
+    const double part = static_cast<double>(prefilled) / static_cast<double>(std::max<int64_t>(progress.prompt_tokens, 1));
+    return {fmt::format("{} prompt {}/{} tokens", FormatBar(part), prefilled, progress.prompt_tokens)};
+  }
+  const auto generated = static_cast<double>(metrics.generated_tokens), wanted = static_cast<double>(progress.tokens_wanted);
+  std::vector<std::string> parts = {fmt::format("{} {}/{} tokens", FormatBar(generated / std::max(wanted, 1.0)),
+                                                metrics.generated_tokens, progress.tokens_wanted)};
+  if (progress.decode_tokens > 0 && metrics.decode_seconds > 0) {
+    const double rate = static_cast<double>(progress.decode_tokens) / metrics.decode_seconds;
+    parts.push_back(fmt::format("{:.1f}/s", rate));
+    parts.push_back(FormatTimeLeft((wanted - generated) / rate));
+  }
+  parts.push_back(fmt::format("{}/{} samples", progress.samples_finished, progress.samples));
+  return parts;
 }
 
 }  // namespace coppice::cli

@@ -27,7 +27,22 @@ struct JsonOptions {
 // stats. Pretty-printed, with a line break at the end.
 std::string FormatJson(const openai::Generation& generation, const RunStats& stats, const JsonOptions& options);
 
-// "prefill 512/512 tokens, decode 1,024/4,096 tokens at 812.3/s, 3/64 samples".
-std::string FormatProgress(const openai::GenerationProgress& progress);
+// A sample as it comes: its text, or its token ids where the model has no tokenizer.
+class SampleStream {
+ public:
+  explicit SampleStream(bool has_text) : has_text_(has_text) {}
+
+  // What an event of the sample adds to the output.
+  std::string Add(const StreamEvent& event);
+  // What ends the output, if anything came.
+  std::string End() const { return ends_line_ ? "" : "\n"; }
+
+ private:
+  const bool has_text_;
+  bool ends_line_ = true;  // nothing came yet, or a line break was the last
+};
+
+// "[####................] 1024/4096 tokens, 812.3/s, 0:04 left, 3/64 samples", or of a prompt, as parts of a ProgressLine.
+std::vector<std::string> FormatProgress(const openai::GenerationProgress& progress);
 
 }  // namespace coppice::cli

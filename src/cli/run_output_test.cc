@@ -1,14 +1,18 @@
 #include "cli/run_output.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "cli/progress_line.h"
+
 namespace coppice::cli {
 namespace {
 
 using nlohmann::json;
+using ::testing::ElementsAre;
 
 openai::Generation ThreeSamples() {
   openai::Generation generation;
@@ -82,14 +86,41 @@ TEST(FormatJson, SurvivesWhatJsonCannotHold) {
   EXPECT_FALSE(object.contains("prompt_logprobs"));
 }
 
-TEST(FormatProgress, RateOnlyOnceThereIsOne) {
+TEST(FormatProgress, RateAndTimeLeftOnlyOnceThereAreTokens) {
   EngineMetrics metrics{.prefilled_tokens = 256};
   openai::GenerationProgress progress{.metrics = &metrics, .prompt_tokens = 512, .tokens_wanted = 64, .samples = 4};
-  EXPECT_EQ(FormatProgress(progress), "prefill 256/512 tokens, 0/64 generated, 0/4 samples");
-  metrics = {.prefilled_tokens = 2048, .generated_tokens = 30, .decode_seconds = 2};  // mode `none` prefills each copy
-  progress.decode_tokens = 26;
+  EXPECT_THAT(FormatProgress(progress), ElementsAre("[##########..........] prompt 256/512 tokens"));
+  metrics = {.prefilled_tokens = 2048, .generated_tokens = 32, .decode_seconds = 2};  // mode `none` prefills each copy
+  progress.decode_tokens = 16;
   progress.samples_finished = 1;
-  EXPECT_EQ(FormatProgress(progress), "prefill 512/512 tokens, 30/64 generated at 13.0/s, 1/4 samples");
+  EXPECT_THAT(FormatProgress(progress), ElementsAre("[##########..........] 32/64 tokens", "8.0/s", "0:04 left", "1/4 samples"));
+}
+
+TEST(FitParts, WhatIsLastIsLeftOutFirst) {
+  const std::vector<std::string> parts = {"[####] 3/9", "12.0/s", "0:41 left"};
+  EXPECT_EQ(FitParts(parts, 80), "[####] 3/9, 12.0/s, 0:41 left");
+  EXPECT_EQ(FitParts(parts, 29), "[####] 3/9, 12.0/s, 0:41 left");
+  EXPECT_EQ(FitParts(parts, 28), "[####] 3/9, 12.0/s");
+  EXPECT_EQ(FitParts(parts, 4), "[###");
+  EXPECT_EQ(FitParts({"模型.gguf"}, 3), "模");  // two columns a character
+}
+
+TEST(FormatTimeLeft, HoursWhereThereAreSome) {
+  EXPECT_EQ(FormatTimeLeft(0.2), "0:01 left");
+  EXPECT_EQ(FormatTimeLeft(41), "0:41 left");
+  EXPECT_EQ(FormatTimeLeft(7400), "2:03:20 left");
+  EXPECT_EQ(FormatTimeLeft(-5), "0:00 left");
+}
+
+TEST(SampleStream, TextAsItComesAndTokenIdsWhereThereIsNone) {
+  SampleStream text(true);
+  EXPECT_EQ(text.Add({.index = 0, .token_ids = {5}, .text = " Paris"}) + text.Add({.index = 0, .token_ids = {6}, .text = ".\n"}),
+            " Paris.\n");
+  EXPECT_EQ(text.End(), "");
+  SampleStream ids(false);
+  EXPECT_EQ(ids.End(), "");
+  EXPECT_EQ(ids.Add({.index = 0, .token_ids = {5, 6}}) + ids.Add({.index = 0, .token_ids = {7}}), "5,6,7");
+  EXPECT_EQ(ids.End(), "\n");
 }
 
 }  // namespace

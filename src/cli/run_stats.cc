@@ -214,39 +214,41 @@ std::string FormatDrafts(const RunStats& stats) {
                                  stats.accepted_draft_tokens, stats.drafted_tokens);
   if (stats.undrafted_steps > 0) text += fmt::format("; {} steps without drafts, by measured gain", stats.undrafted_steps);
   if (stats.draft_trees_cut > 0)
-    text += fmt::format("; {} draft trees became chains, since prompts ran in the same steps", stats.draft_trees_cut);
+    text += fmt::format(";\n{} draft trees became chains, since prompts ran in the same steps", stats.draft_trees_cut);
   return text + "\n";
 }
 
 std::string FormatTable(const RunStats& stats) {
-  std::string text;
-  if (stats.samples == 1) {
-    text = fmt::format("prefill {} tokens/s, decode {} tokens/s\n", FormatFigure(stats.prefill_tokens_per_second(), true),
-                       FormatFigure(stats.decode_tokens_per_second(), true));
-  } else {
-    const BaselineSpeed baseline = stats.baseline.value_or(BaselineSpeed());
-    const std::string with = stats.sharing == SharingMode::kTree ? "with sharing" : fmt::format("sharing {}", Name(stats.sharing));
-    const PeerSpeed peer = stats.peer.value_or(PeerSpeed());
-    text = Layout(with, peer.name,
-                  {{.label = "decode tokens/s",
-                    .with = stats.decode_tokens_per_second(),
-                    .without = baseline.decode_tokens_per_second,
-                    .peer = peer.decode_tokens_per_second,
-                    .is_rate = true},
-                   {.label = "prefill tokens/s",
-                    .with = stats.prefill_tokens_per_second(),
-                    .without = baseline.prefill_tokens_per_second,
-                    .peer = peer.prefill_tokens_per_second,
-                    .is_rate = true},
-                   {.label = "KV read per decode step",
-                    .with = stats.kv_bytes_read_per_step(),
-                    .without = stats.kv_bytes_read_per_step_unshared()},
-                   {.label = "KV stored at the peak",
-                    .with = static_cast<double>(stats.kv_bytes_stored),
-                    .without = static_cast<double>(stats.kv_bytes_stored_unshared)}}) +
-           ExplainTable(stats);
+  if (stats.samples == 1 && !stats.baseline && !stats.peer) {
+    const auto with_speed = [](int64_t tokens, double speed) {
+      return speed > 0 ? fmt::format("{} tokens at {:.1f}/s", tokens, speed) : fmt::format("{} tokens", tokens);
+    };
+    return FormatDrafts(stats) +
+           fmt::format("{}; prompt {}; peak memory {}{}\n", with_speed(stats.generated_tokens, stats.decode_tokens_per_second()),
+                       with_speed(stats.prompt_tokens, stats.prefill_tokens_per_second()),
+                       FormatBytes(static_cast<double>(stats.peak_rss_bytes)), stats.samples_finished == 0 ? "; interrupted" : "");
   }
-  return text + FormatDrafts(stats) +
+  const BaselineSpeed baseline = stats.baseline.value_or(BaselineSpeed());
+  const std::string with = stats.sharing == SharingMode::kTree ? "with sharing" : fmt::format("sharing {}", Name(stats.sharing));
+  const PeerSpeed peer = stats.peer.value_or(PeerSpeed());
+  return Layout(with, peer.name,
+                {{.label = "decode tokens/s",
+                  .with = stats.decode_tokens_per_second(),
+                  .without = baseline.decode_tokens_per_second,
+                  .peer = peer.decode_tokens_per_second,
+                  .is_rate = true},
+                 {.label = "prefill tokens/s",
+                  .with = stats.prefill_tokens_per_second(),
+                  .without = baseline.prefill_tokens_per_second,
+                  .peer = peer.prefill_tokens_per_second,
+                  .is_rate = true},
+                 {.label = "KV read per decode step",
+                  .with = stats.kv_bytes_read_per_step(),
+                  .without = stats.kv_bytes_read_per_step_unshared()},
+                 {.label = "KV stored at the peak",
+                  .with = static_cast<double>(stats.kv_bytes_stored),
+                  .without = static_cast<double>(stats.kv_bytes_stored_unshared)}}) +
+         ExplainTable(stats) + FormatDrafts(stats) +
          fmt::format("{} prompt tokens; {} generated in {} of {} samples; peak memory {}\n", stats.prompt_tokens,
                      stats.generated_tokens, stats.samples_finished, stats.samples,
                      FormatBytes(static_cast<double>(stats.peak_rss_bytes)));

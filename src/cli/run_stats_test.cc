@@ -117,9 +117,7 @@ TEST(RunStats, OneSampleHasItsSpeedAlone) {
   RunStats stats = MakeRunStats({}, {}, TenSteps());
   stats.samples = 1;
   stats.peak_rss_bytes = 300 << 20;
-  EXPECT_EQ(FormatTable(stats),
-            "prefill 8.0 tokens/s, decode 5.0 tokens/s\n"
-            "4 prompt tokens; 22 generated in 1 of 1 samples; peak memory 300.0 MiB\n");
+  EXPECT_EQ(FormatTable(stats), "22 tokens at 5.0/s; prompt 4 tokens at 8.0/s; peak memory 300.0 MiB\n");
 }
 
 TEST(RunStats, DraftsAreCountedWhereThereAreAny) {
@@ -127,7 +125,7 @@ TEST(RunStats, DraftsAreCountedWhereThereAreAny) {
   EXPECT_THAT(FormatTable(stats), HasSubstr("\n1.60 tokens a step of a sample: 60 of 80 drafted tokens accepted\n"));
   EXPECT_EQ(ToJson(stats)["tokens_per_step"], 1.6);
   stats.undrafted_steps = 12;
-  EXPECT_THAT(FormatTable(stats), HasSubstr("60 of 80 drafted tokens accepted; 12 steps without drafts, by measured gain\n"));
+  EXPECT_THAT(FormatTable(stats), HasSubstr("60 of 80 drafted tokens accepted;\n12 steps without drafts, by measured gain\n"));
   stats.undrafted_steps = 0;
   stats.draft_trees_cut = 7;
   EXPECT_THAT(FormatTable(stats), HasSubstr("60 of 80 drafted tokens accepted; 7 draft trees became chains, since prompts ran"));

@@ -17,7 +17,7 @@
 
 #include "cli/batch_files.h"
 #include "cli/interrupt.h"
-#include "cli/model_notes.h"
+#include "cli/load_engine.h"
 #include "cli/parsed_option.h"
 #include "cli/run_options.h"
 #include "cli/standard_output.h"
@@ -264,7 +264,7 @@ Result<ExitCode> Score(ScoreOptions options) {
                            options.input == "-" ? LineReader::OpenStandardInput() : LineReader::Open(options.input, "the input"));
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ScoreOutput> output, OpenOutput(options));
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options.engine));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(options.engine));
   TellNotes(*engine);
   const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
   const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->tokenizer_status(), /*vocab_size=*/0,

@@ -1,5 +1,4 @@
 #include "cli/serve_command.h"
-#include "cli/bench/bench_support.h"
 
 #include <fmt/format.h>
 #include <malloc.h>
@@ -18,10 +17,11 @@
 #include <vector>
 
 #include "cli/bench/bench_support.h"
+#include "cli/command_tree.h"
 #include "cli/config_file.h"
 #include "cli/interrupt.h"
 #include "cli/json_log.h"
-#include "cli/model_notes.h"
+#include "cli/load_engine.h"
 #include "cli/parsed_option.h"
 #include "cli/run_options.h"
 #include "cli/sampling_source.h"
@@ -97,7 +97,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   const std::string asked_for = options.engine.model_path;
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(asked_for));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
-                           options.null ? CreateNullEngine(options.engine, options.null_step) : Engine::Create(options.engine));
+                           options.null ? CreateNullEngine(options.engine, options.null_step) : LoadEngine(options.engine));
   TellNotes(*engine);
   // A stored model's name is the one under which it was asked for.
   const bool is_path = asked_for.empty() || asked_for == options.engine.model_path;
@@ -165,7 +165,7 @@ Result<ExitCode> Serve(ServeOptions options) {
 // Each option also comes from the environment: --max-running from COPPICE_MAX_RUNNING.
 void NameEnvironment(CLI::App* command) {
   for (CLI::Option* const option : command->get_options()) {
-    if (option == command->get_help_ptr() || option->get_lnames().empty()) continue;
+    if (option == command->get_help_ptr() || option == command->get_help_all_ptr() || option->get_lnames().empty()) continue;
     std::string name = "COPPICE_" + option->get_lnames().front();
     for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     option->envname(name);
@@ -182,8 +182,11 @@ Command AddServeCommand(CLI::App& app) {
       ->add_option("--config", options->config,
                    "File of lines \"option = value\" (TOML) for what neither the command line nor the environment gives")
       ->check(NotEmpty());
+  command->option_defaults()->group(kNetworkGroup);
   command->add_option("--host", http.host, "Address to listen on")->capture_default_str();
-  command->add_option("--port", http.port, "Port; 0: one that is free, which is printed")->capture_default_str();
+  command->add_option("--port", http.port, "Port; 0: one that is free, which is printed")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
   command
       ->add_option(
           "--api-keys", options->api_keys,
@@ -216,7 +219,9 @@ Command AddServeCommand(CLI::App& app) {
           "The name that answers give, and behind commas others under which clients find the model (default: the name under "
           "which it was pulled, or its file)")
       ->delimiter(',')
-      ->check(NotEmpty());
+      ->check(NotEmpty())
+      ->group(kModelGroup);
+  command->option_defaults()->group(kLimitsGroup);
   options->engine.max_waiting = 512;
   command
       ->add_option("--max-waiting", options->engine.max_waiting,
@@ -257,6 +262,7 @@ Command AddServeCommand(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--max-priority", options->access.max_priority, "Highest \"priority\" that a request may have")
       ->capture_default_str();
+  command->option_defaults()->group(kKeptGroup);
   command
       ->add_option("--prefixes", options->prefix_folder,
                    "Folder that keeps the prefixes of /v1/prefixes for the next start; default: they end with the server")
@@ -300,6 +306,7 @@ Command AddServeCommand(CLI::App& app) {
                    "Requests of a batch in the engine at the same moment; 0: half of --max-running")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  command->option_defaults()->group(kLimitsGroup);
   command->add_option("--request-timeout", options->access.request_timeout, "Seconds until a request ends with 408; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -312,6 +319,7 @@ Command AddServeCommand(CLI::App& app) {
   command->add_option("--drain-seconds", options->drain_seconds, "After SIGTERM, how long requests under way may take")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  command->option_defaults()->group("Options");
   AddSamplingDefaults(*command, options->sampling_defaults);
   AddParsed<openai::UnknownFields>(*command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
                                    "Fields of requests that are not known and would change no answer: ignore (told in the header "
@@ -321,11 +329,13 @@ Command AddServeCommand(CLI::App& app) {
   command->add_flag("--log-text", options->log_text,
                     "Put the bodies of requests into the log: prompts, and whatever else they hold");
   CLI::Option* const null =
-      command->add_flag("--null", options->null, "Answer at once with tokens that mean nothing, for measuring all but the model");
+      command->add_flag("--null", options->null, "Answer at once with tokens that mean nothing, for measuring all but the model")
+          ->group(kMeasuringGroup);
   command
       ->add_option_function<double>(
           "--null-step", [options](double ms) { options->null_step = std::chrono::nanoseconds(std::llround(1e6 * ms)); },
           "With --null: milliseconds that a step takes at least, as a model's would")
+      ->group(kMeasuringGroup)
       ->needs(null)
       ->check(CLI::Range(0.0, 60000.0));
   AddEngineOptions(*command, options->engine);
@@ -333,6 +343,7 @@ Command AddServeCommand(CLI::App& app) {
       *command, options->engine,
       "--model; random: bf16 of the shape that --model, a config.json, has, for measuring speed without its weights. Such a "
       "model has no tokenizer: prompts are token ids");
+  command->footer("Each option also comes from the environment: --max-running from COPPICE_MAX_RUNNING.");
   NameEnvironment(command);
   return {command, [options, command]() -> Result<ExitCode> {
             if (!options->config.empty()) COPPICE_RETURN_IF_ERROR(ApplyConfigFile(*command, options->config));

@@ -2,6 +2,9 @@
 // Layer: engine.
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -346,6 +349,21 @@ Result<std::unique_ptr<Checkpoint>> OpenCheckpoint(const EngineOptions& options)
   return options.experiment.random_weights ? MakeRandomCheckpoint(options.model_path) : Checkpoint::Open(options.model_path);
 }
 
+// Tells of each tensor that a rank has read.
+std::function<void(const StoredTensor&)> CountLoaded(const TensorMap& tensors, size_t ranks, LoadProgress progress) {
+  struct Count {
+    std::mutex mutex;
+    int64_t done = 0, total = 0;
+  };
+  const auto count = std::make_shared<Count>();
+  for (const auto& [name, tensor] : tensors) count->total += static_cast<int64_t>(ranks * tensor.data.size());
+  return [count, progress = std::move(progress)](const StoredTensor& tensor) {
+    const std::lock_guard lock(count->mutex);
+    count->done = std::min(count->done + static_cast<int64_t>(tensor.data.size()), count->total);
+    progress(count->done, count->total);
+  };
+}
+
 // The model's file again, if it is the one that was loaded.
 Result<std::unique_ptr<WeightSource>> ReopenWeights(const EngineOptions& options, const std::string& fingerprint) {
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint, OpenCheckpoint(options));
@@ -356,7 +374,7 @@ Result<std::unique_ptr<WeightSource>> ReopenWeights(const EngineOptions& options
 
 }  // namespace
 
-Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
+Result<EngineParts> LoadEngineParts(const EngineOptions& given, LoadProgress progress) {
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, OpenCheckpoint(given));
   const ModelConfig& config = checkpoint->config();
 
@@ -367,6 +385,7 @@ Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
   TakeDefaults(*checkpoint, &parts);
   COPPICE_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, OpenRanks(&parts));
   const bool on_cpu = devices.front()->kind() == DeviceKind::kCpu;
+  if (progress) checkpoint->OnRelease(CountLoaded(checkpoint->tensors(), devices.size(), std::move(progress)));
   options.device = NamesOf(devices);  // the draft model's are the same ones
   if (const std::string note = parts.context->MachineNote(); options.machine_model_path.empty() && !note.empty()) {
     parts.notes.push_back(note);
@@ -391,8 +410,8 @@ Result<EngineParts> LoadEngineParts(const EngineOptions& given) {
 
 namespace {
 
-Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& options) {
-  COPPICE_ASSIGN_OR_RETURN(EngineParts parts, LoadEngineParts(options));
+Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, LoadProgress progress) {
+  COPPICE_ASSIGN_OR_RETURN(EngineParts parts, LoadEngineParts(options, std::move(progress)));
   return MakeEngine(std::move(parts));
 }
 
@@ -437,9 +456,11 @@ Result<std::unique_ptr<Engine>> CreateNullEngine(const EngineOptions& options, s
   return CatchExhaustion("creating the engine", [&] { return MakeNullEngine(options, step_time); });
 }
 
-Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) {
+Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& options, LoadProgress progress) {
   COPPICE_RETURN_IF_ERROR(ValidateOptions(options));
-  return CatchExhaustion("creating the engine", [&] { return CreateEngine(options); });
+  return CatchExhaustion("creating the engine", [&] { return LoadEngine(options, std::move(progress)); });
 }
+
+Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) { return CreateEngine(options, {}); }
 
 }  // namespace coppice

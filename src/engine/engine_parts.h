@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -45,8 +46,14 @@ struct EngineParts {
 
 std::unique_ptr<Engine> MakeEngine(EngineParts parts);
 
+// Bytes of the model that are loaded, of all. Called on the threads that load, one at a time.
+using LoadProgress = std::function<void(int64_t done, int64_t total)>;
+
 // Those of Engine::Create, for tests that look at them. REQUIRES: ValidateOptions(options).
-Result<EngineParts> LoadEngineParts(const EngineOptions& options);
+Result<EngineParts> LoadEngineParts(const EngineOptions& options, LoadProgress progress = {});
+
+// Engine::Create, which tells how far it is.
+Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& options, LoadProgress progress);
 
 // Engine::Create without weights and without KV: tokens come at once, each a piece of text that means nothing (NullRunner). The
 // model's tokenizer, limits and cache are real, for measuring all that lies around a model. A step takes `step_time` at least.

@@ -96,6 +96,7 @@ class MappedCheckpoint final : public Checkpoint {
           std::less_equal<>{}(all.data(), tensor.data.data()) && std::less<>{}(tensor.data.data(), all.data() + all.size());
       if (is_inside) file.Release(tensor.data);
     }
+    if (on_release_) on_release_(tensor);
   }
 
  private:

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "coppice/core/status.h"
@@ -58,6 +60,9 @@ class Checkpoint : public WeightSource {
   // middle): two files have the same if they are the same model in the same encoding. Reads those bytes.
   virtual std::string Fingerprint() const = 0;
 
+  // `told` is called when a tensor of a file is released, on the threads that load. Set before the first one does.
+  void OnRelease(std::function<void(const StoredTensor&)> told) { on_release_ = std::move(told); }
+
  protected:
   std::string name_;
   TensorMap tensors_;
@@ -66,6 +71,7 @@ class Checkpoint : public WeightSource {
   Status tokenizer_status_;
   SamplingDefaults sampling_defaults_;
   std::vector<std::string> notes_;
+  std::function<void(const StoredTensor&)> on_release_;  // may be empty
 };
 
 }  // namespace coppice

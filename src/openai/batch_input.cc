@@ -243,7 +243,8 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
                            .fingerprint = Fingerprint(Trimmed(line.text)),
                            .tokens_begin = begin,
                            .size = static_cast<int32_t>(line.size),
-                           .num_tokens = static_cast<int32_t>(tokens->size())});
+                           .num_tokens = static_cast<int32_t>(tokens->size()),
+                           .output_tokens = int64_t{parsed->request.request.n} * parsed->request.request.max_tokens});
   }
   ignored.Log(path);
   COPPICE_RETURN_IF_ERROR(input.spool_.Map());

@@ -75,6 +75,7 @@ struct BatchJob {
   int64_t tokens_begin = 0;      // in the spool
   int32_t size = 0;              // bytes of the line
   int32_t num_tokens = 0;
+  int64_t output_tokens = 0;  // of all its samples at most
 };
 
 class BatchInput {

@@ -75,6 +75,7 @@ BatchRun::BatchRun(Engine* engine, const BatchInput* input, const OpenAiRequestP
       ended_(input->jobs().size()),
       finished_(std::make_shared<Finished>()) {
   counts_.total = static_cast<int64_t>(input_.jobs().size());
+  for (const BatchJob& job : input_.jobs()) counts_.tokens_asked += job.output_tokens;
 }
 
 // Where a file failed, nobody reads what the engine still works on.
@@ -186,6 +187,7 @@ void BatchRun::Release(int64_t taken, int64_t used) const {
 
 void BatchRun::End(size_t job) {
   ended_[job] = true;
+  counts_.tokens_asked_of_done += input_.jobs()[job].output_tokens;
   if (prefixes_) prefixes_->Done(job);
 }
 
@@ -239,6 +241,7 @@ Status BatchRun::Write(Active* active) {
     return ReportFailure(job, line, told.status, told.param);
   }
   ++counts_.answered;
+  counts_.tokens_of_done += usage.completion;
   End(job);
   if (options_.on_answer) options_.on_answer(usage);
   ResponseFacts facts = {

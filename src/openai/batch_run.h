@@ -53,7 +53,15 @@ struct BatchRunOptions {
 struct BatchCounts {
   int64_t total = 0;  // to be answered by this run
   int64_t answered = 0, failed = 0;
+  // Of output: what all requests may have, what those that ended might have had, and what these have.
+  int64_t tokens_asked = 0, tokens_asked_of_done = 0, tokens_of_done = 0;
   int64_t done() const { return answered + failed; }
+  // Of output, in the end: requests that have not ended are taken to use as much of what they may have as those that did.
+  double ExpectedTokens() const {
+    const double used =
+        tokens_asked_of_done > 0 ? static_cast<double>(tokens_of_done) / static_cast<double>(tokens_asked_of_done) : 1.0;
+    return static_cast<double>(tokens_of_done) + used * static_cast<double>(tokens_asked - tokens_asked_of_done);
+  }
 };
 
 // Used by one thread; the engine may be stepped by another.

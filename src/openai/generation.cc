@@ -30,30 +30,36 @@ class Gathering final : public RequestDriver {
  public:
   using RequestDriver::RequestDriver;
 
-  void Start(Request request) {
+  // `streams`: every event is reported.
+  void Start(Request request, bool streams) {
+    streams_ = streams;
     const int32_t samples = request.n;
     Begin([&] {
       if (Submit(std::move(request))) output_.samples.reserve(samples);  // those that are reported stay where they are
     });
   }
-  // Calls the hooks for what came since the last time; how many samples finished. Done: all has come.
-  int32_t Report(const GenerationHooks& hooks, bool* done) {
-    std::vector<int32_t> news;
+  // Calls the hooks for what came since the last time, and counts the samples that finished. True: all has come.
+  bool Report(const GenerationHooks& hooks, int32_t max_tokens, GenerationProgress* progress) {
+    std::vector<StreamEvent> news;
+    bool done = false;
     {
       const auto lock = Lock();
       news = std::exchange(news_, {});
-      *done = ended();
+      done = ended();
     }
-    int32_t finished = 0;
-    for (const int32_t index : news) {  // nothing comes any more for those samples, nor for the prompt
-      if (index < 0) {
+    for (const StreamEvent& event : news) {
+      if (event.index < 0) {
         if (hooks.on_prompt) hooks.on_prompt(output_.prompt.text);
         continue;
       }
-      ++finished;
-      if (hooks.on_sample) hooks.on_sample(output_.samples[index]);
+      if (hooks.on_event) hooks.on_event(event);
+      if (!Finishes(event)) continue;
+      const Sample& sample = output_.samples[event.index];  // nothing comes any more for it
+      ++progress->samples_finished;
+      progress->tokens_wanted -= max_tokens - std::ssize(sample.token_ids);
+      if (hooks.on_sample) hooks.on_sample(sample);
     }
-    return finished;
+    return done;
   }
   // Moves what came to `generation`.
   Status Take(Generation* generation) {
@@ -70,12 +76,21 @@ class Gathering final : public RequestDriver {
  private:
   void OnEvent(size_t /*request*/, const StreamEvent& event) override {
     output_.Add(event);
-    if (event.index < 0 || output_.samples[event.index].finished()) news_.push_back(event.index);
+    if (event.index < 0) {
+      news_.push_back({.index = event.index});
+    } else if (streams_ || Finishes(event)) {
+      news_.push_back(event);
+    }
   }
   void OnEnd() override {}
 
+  static bool Finishes(const StreamEvent& event) {
+    return event.finish_reason == FinishReason::kStop || event.finish_reason == FinishReason::kLength;
+  }
+
   RequestOutput output_;
-  std::vector<int32_t> news_;  // samples that finished, -1 for the prompt, in order
+  bool streams_ = false;
+  std::vector<StreamEvent> news_;  // not reported yet: the prompt's, without content; those that finish a sample, or all
 };
 
 // Counters of an engine from some moment on.
@@ -161,11 +176,11 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
                               .prompt_tokens = static_cast<int64_t>(request.prompt_ids.size()),
                               .tokens_wanted = int64_t{request.n} * request.max_tokens,
                               .samples = request.n};
+  const int32_t max_tokens = request.max_tokens;
   MetricsSince metrics(engine.Metrics());
   const auto gathering = std::make_shared<Gathering>(&engine);
-  gathering->Start(std::move(request));
-  bool done = false;
-  progress.samples_finished = gathering->Report(hooks, &done);  // done already: it was refused
+  gathering->Start(std::move(request), static_cast<bool>(hooks.on_event));
+  bool done = gathering->Report(hooks, max_tokens, &progress);  // done already: it was refused
   for (bool more = true; more && !done;) {
     if (!generation.interrupted && hooks.should_stop && hooks.should_stop()) {
       generation.interrupted = true;
@@ -177,7 +192,7 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
     if (generation.metrics.decode_steps > decode_steps_before)
       generation.decode_tokens += generation.metrics.generated_tokens - tokens_before;
     progress.decode_tokens = generation.decode_tokens;
-    progress.samples_finished += gathering->Report(hooks, &done);
+    done = gathering->Report(hooks, max_tokens, &progress);
     if (hooks.on_step) hooks.on_step(progress);
   }
   COPPICE_RETURN_IF_ERROR(gathering->Take(&generation));

@@ -63,13 +63,15 @@ struct Generation {
 // What a progress line shows after a step.
 struct GenerationProgress {
   const EngineMetrics* metrics = nullptr;
-  int64_t prompt_tokens = 0, decode_tokens = 0, tokens_wanted = 0;  // wanted: n * max_tokens
+  int64_t prompt_tokens = 0, decode_tokens = 0;
+  int64_t tokens_wanted = 0;  // of all samples: what they have where they ended, else max_tokens
   int32_t samples_finished = 0, samples = 0;
 };
 
 // Called on the thread that called Generate.
 struct GenerationHooks {
   std::function<void(const std::string&)> on_prompt;       // with Request::echo: the prompt's text, before any sample
+  std::function<void(const StreamEvent&)> on_event;        // of a sample, as it comes; empty: events are not kept for it
   std::function<void(const Sample&)> on_sample;            // a sample finished
   std::function<void(const GenerationProgress&)> on_step;  // after each step
   std::function<bool()> should_stop;                       // asked before each step; true cancels what is left

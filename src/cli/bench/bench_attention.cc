@@ -298,7 +298,9 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
   command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  command->add_option("--machine", options->machine, "Constants from `coppice bench calibrate`; default: shipped ones");
+  command->add_option(
+      "--machine", options->machine,
+      "Constants to plan by: a name such as h200 or zen5, or a file of `coppice bench calibrate`; default: this machine's");
   command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   return {command, [options] { return BenchAttention(*options); }};
 }

@@ -124,8 +124,8 @@ Result<ordered_json> SearchCapacity(const BenchLoadOptions& options, Case job, P
   const auto judge = [&](double rate) -> Result<RateVerdict> {
     job.rate = rate;
     if (progress->due())
-      progress->Show(
-          fmt::format("{}, {}: {:g} requests a second", job.point->label, job.system->name.begin()->get<std::string>(), rate));
+      progress->Show({fmt::format("{}, {}", job.point->label, job.system->name.begin()->get<std::string>()),
+                      fmt::format("{:g} requests a second", rate)});
     std::vector<ordered_json> runs;
     for (int32_t repeat = 0; repeat < options.repeats; ++repeat) {
       COPPICE_ASSIGN_OR_RETURN(ordered_json result, MeasureOnce(options, job, repeat));
@@ -166,7 +166,8 @@ Result<std::vector<ordered_json>> MeasureAll(const BenchLoadOptions& options, co
   }
   for (int32_t repeat = 0; !options.searches() && repeat < options.repeats; ++repeat) {
     for (size_t c = 0; c < cases.size(); ++c) {
-      if (progress.due()) progress.Show(fmt::format("repeat {}/{}, case {}/{}", repeat + 1, options.repeats, c + 1, cases.size()));
+      if (progress.due())
+        progress.Show({fmt::format("repeat {}/{}", repeat + 1, options.repeats), fmt::format("case {}/{}", c + 1, cases.size())});
       COPPICE_ASSIGN_OR_RETURN(ordered_json result, MeasureOnce(options, cases[c], repeat));
       runs[c].push_back(std::move(result));
       if (std::ssize(runs[c]) < options.repeats) continue;

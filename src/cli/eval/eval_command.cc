@@ -13,6 +13,7 @@
 #include "cli/bench/bench_support.h"
 #include "cli/eval/task.h"
 #include "cli/interrupt.h"
+#include "cli/load_engine.h"
 #include "cli/parsed_option.h"
 #include "cli/progress_line.h"
 #include "cli/read_file.h"
@@ -53,9 +54,9 @@ int64_t Differences(const EvalResult& a, const EvalResult& b) {
 Result<EvalResult> RunMode(const EvalOptions& options, SharingMode mode, const EvalTask& task, ProgressLine& progress) {
   EngineOptions engine_options = options.engine;
   engine_options.sharing = mode;
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(engine_options));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(engine_options));
   COPPICE_ASSIGN_OR_RETURN(EvalResult result, task(*engine, [&](int64_t done, int64_t of) {
-                             if (progress.due()) progress.Show(fmt::format("sharing {}: {} of {}", Name(mode), done, of));
+                             if (progress.due()) progress.Show({fmt::format("sharing {}: {} of {}", Name(mode), done, of)});
                            }));
   result.dtype = engine->model_info().kv_dtype;
   return result;
@@ -82,13 +83,15 @@ Result<ExitCode> Evaluate(EvalOptions options, const std::string& name, const Ev
     report["dtype"] = Name(results.back().dtype);
     ordered_json& entry = report["modes"][std::string(Name(mode))] = ToJson(results.back());
     entry["items_unlike_first_mode"] = Differences(results.front(), results.back());
-    if (results.size() == 1)
-      COPPICE_RETURN_IF_ERROR(Print(fmt::format("{:<9}  {:<36} {:>10}  {:>21} {:>7}  {}\n", "sharing", "", "", "95 % interval", "n",
-                                                "items unlike the first mode")));
+    if (results.size() == 1) {
+      std::string head = fmt::format("{:<9} {:<26} {:>9} {:>19} {:>6} {:>6}\n", "sharing", "", "", "95 % interval", "n", "unlike");
+      if (options.modes.size() > 1) head = "unlike: items that came out otherwise than in the first mode\n" + head;
+      COPPICE_RETURN_IF_ERROR(Print(head));
+    }
     for (const Score& score : results.back().scores) {
       const Estimate& estimate = score.estimate;
       COPPICE_RETURN_IF_ERROR(
-          Print(fmt::format("{:<9}  {:<36} {:>10.4f}  {:>10.4f} {:>10.4f} {:>7}  {}\n", Name(mode), score.name, estimate.value,
+          Print(fmt::format("{:<9} {:<26} {:>9.4f} {:>9.4f} {:>9.4f} {:>6} {:>6}\n", Name(mode), score.name, estimate.value,
                             estimate.low, estimate.high, estimate.n, Differences(results.front(), results.back()))));
     }
   }

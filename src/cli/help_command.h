@@ -1,0 +1,12 @@
+// The commands `coppice help` and `coppice completion`. Layer: cli.
+#pragma once
+
+#include "cli/command.h"
+
+namespace coppice::cli {
+
+// They tell of all commands of `program`, those that are added later too.
+Command AddHelpCommand(CLI::App& program);
+Command AddCompletionCommand(CLI::App& program);
+
+}  // namespace coppice::cli

@@ -1,0 +1,35 @@
+#include "cli/load_engine.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <filesystem>
+#include <string>
+
+#include "cli/progress_line.h"
+#include "cli/run_stats.h"
+#include "engine/engine_parts.h"
+#include "tokenizer/one_line.h"
+
+namespace coppice::cli {
+
+Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, LoadingIs loading) {
+  if (loading == LoadingIs::kSilent) return Engine::Create(options);
+  const std::string what = "loading " + OneLine(std::filesystem::path(options.model_path).filename().string());
+  ProgressLine progress;
+  progress.Show({what});
+  const auto show = [&](int64_t done, int64_t total) {
+    if (!progress.due()) return;
+    progress.Show(
+        {fmt::format("{}: {} of {}", what, FormatBytes(static_cast<double>(done)), FormatBytes(static_cast<double>(total)))});
+  };
+  Result<std::unique_ptr<Engine>> engine = CreateEngine(options, show);
+  progress.Clear();
+  return engine;
+}
+
+void TellNotes(const Engine& engine) {
+  for (const std::string& note : engine.model_info().notes) spdlog::warn("{}", note);
+}
+
+}  // namespace coppice::cli

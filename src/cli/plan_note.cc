@@ -1,0 +1,20 @@
+#include "cli/plan_note.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+
+#include "cli/terminal.h"
+#include "coppice/engine/step_plan.h"
+
+namespace coppice::cli {
+
+void TellPlan(const EngineMetrics& metrics) {
+  const std::string text =
+      metrics.fullest_plan ? "\nThe fullest step, " + PlanText(*metrics.fullest_plan) : "\nno step had attention to plan\n";
+  fmt::print(stderr, "{}", isatty(STDERR_FILENO) ? Fold(text, TerminalColumns(STDERR_FILENO)) : text);
+}
+
+}  // namespace coppice::cli

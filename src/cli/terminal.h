@@ -1,0 +1,27 @@
+// How wide a terminal is and what fits into it. Layer: cli.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace coppice::cli {
+
+// Columns of the terminal behind the descriptor, as wide as it is now; 80 where it is none, or does not say.
+int TerminalColumns(int fd);
+
+// Columns that UTF-8 text takes.
+int DisplayColumns(std::string_view text);
+// The longest beginning of `text` that takes at most so many columns; whole characters.
+std::string_view CutToColumns(std::string_view text, int columns);
+
+// Words of `text` in lines of at most so many columns, or of one word that is longer. Line breaks of the text stay.
+std::vector<std::string> Wrap(std::string_view text, int columns);
+
+// `text` with lines of at most so many columns: what is longer goes on in the next line, further in.
+std::string Fold(std::string_view text, int columns);
+// Folded where standard output is a terminal; else, for programs that read it, as it is.
+std::string ForTerminal(std::string_view text);
+
+}  // namespace coppice::cli
