@@ -10,8 +10,9 @@
 namespace coppice::cli {
 namespace {
 
-constexpr int kHelpColumn = 26;  // where descriptions begin
-constexpr int kWidest = 100;     // longer lines are hard to read
+constexpr int kHelpColumn = 26;      // where descriptions begin
+constexpr int kWidest = 100;         // longer lines are hard to read
+constexpr size_t kMostChoices = 48;  // columns of an option's values; where there are more, its description names them
 
 // A row of two columns; the first one on a line of its own where it is too long.
 std::string Row(const std::string& left, const std::string& right, int columns) {
@@ -34,7 +35,8 @@ std::string Paragraph(const std::string& text, int columns) {
 
 // "-n, --samples N".
 std::string NamesOf(const OptionInfo& option) {
-  const std::string value = option.choices.empty() ? option.value : fmt::format("{}", fmt::join(option.choices, "|"));
+  const std::string choices = fmt::format("{}", fmt::join(option.choices, "|"));
+  const std::string value = choices.empty() || choices.size() > kMostChoices ? option.value : choices;
   return fmt::format("{}{}{}", fmt::join(option.names, ", "), value.empty() ? "" : " ", value);
 }
 

@@ -11,7 +11,9 @@
 namespace coppice::cli {
 
 LineEditor::LineEditor() : terminal_(isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)) {
-  if (terminal_) std::setlocale(LC_CTYPE, "");  // what characters are
+  if (!terminal_) return;
+  std::setlocale(LC_CTYPE, "");  // what characters are
+  rl_initialize();
 }
 
 std::optional<std::string> LineEditor::Read(const std::string& prompt) {
@@ -21,6 +23,7 @@ std::optional<std::string> LineEditor::Read(const std::string& prompt) {
     if (line.ends_with('\r')) line.pop_back();
     return line;
   }
+  rl_prep_terminal(1);  // readline does it after the prompt, so that Ctrl-D that comes in between would be a character
   const std::unique_ptr<char, decltype(&std::free)> line(readline(prompt.c_str()), std::free);
   if (!line) return std::nullopt;
   if (*line != '\0') add_history(line.get());

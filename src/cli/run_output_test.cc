@@ -114,12 +114,13 @@ TEST(FormatTimeLeft, HoursWhereThereAreSome) {
 
 TEST(SampleStream, TextAsItComesAndTokenIdsWhereThereIsNone) {
   SampleStream text(true);
-  EXPECT_EQ(text.Add({.index = 0, .token_ids = {5}, .text = " Paris"}) + text.Add({.index = 0, .token_ids = {6}, .text = ".\n"}),
-            " Paris.\n");
+  EXPECT_EQ(text.Add({.index = 0, .token_ids = {5}, .text = " Paris"}), " Paris");
+  EXPECT_EQ(text.Add({.index = 0, .token_ids = {6}, .text = ".\n"}), ".\n");
   EXPECT_EQ(text.End(), "");
   SampleStream ids(false);
   EXPECT_EQ(ids.End(), "");
-  EXPECT_EQ(ids.Add({.index = 0, .token_ids = {5, 6}}) + ids.Add({.index = 0, .token_ids = {7}}), "5,6,7");
+  EXPECT_EQ(ids.Add({.index = 0, .token_ids = {5, 6}}), "5,6");
+  EXPECT_EQ(ids.Add({.index = 0, .token_ids = {7}}), ",7");
   EXPECT_EQ(ids.End(), "\n");
 }
 

@@ -212,7 +212,7 @@ std::string FormatDrafts(const RunStats& stats) {
   if (stats.drafted_tokens == 0) return "";
   std::string text = fmt::format("{:.2f} tokens a step of a sample: {} of {} drafted tokens accepted", stats.tokens_per_step(),
                                  stats.accepted_draft_tokens, stats.drafted_tokens);
-  if (stats.undrafted_steps > 0) text += fmt::format("; {} steps without drafts, by measured gain", stats.undrafted_steps);
+  if (stats.undrafted_steps > 0) text += fmt::format(";\n{} steps without drafts, by measured gain", stats.undrafted_steps);
   if (stats.draft_trees_cut > 0)
     text += fmt::format(";\n{} draft trees became chains, since prompts ran in the same steps", stats.draft_trees_cut);
   return text + "\n";

@@ -128,7 +128,7 @@ TEST(RunStats, DraftsAreCountedWhereThereAreAny) {
   EXPECT_THAT(FormatTable(stats), HasSubstr("60 of 80 drafted tokens accepted;\n12 steps without drafts, by measured gain\n"));
   stats.undrafted_steps = 0;
   stats.draft_trees_cut = 7;
-  EXPECT_THAT(FormatTable(stats), HasSubstr("60 of 80 drafted tokens accepted; 7 draft trees became chains, since prompts ran"));
+  EXPECT_THAT(FormatTable(stats), HasSubstr("60 of 80 drafted tokens accepted;\n7 draft trees became chains, since prompts ran"));
   stats.drafted_tokens = stats.accepted_draft_tokens = 0;
   EXPECT_THAT(FormatTable(stats), Not(HasSubstr("drafted")));
 }

@@ -55,7 +55,7 @@ class PipeTest(unittest.TestCase):
 
     def test_mistakes_end_a_pipe(self):
         for line, words in (("/sistem x", "did you mean /system?"), ("/n zero", '/n has "zero"'), ("/n 0", "at least 1"), ("/pick 4", "4 is none of them"),
-                            ("/load nosuch.json", "nosuch.json"), ("/vote (", "vote"), ("/save", "/save needs")):
+                            ("/load nosuch.json", "nosuch.json"), ("/vote (", "answer pattern (:"), ("/save", "/save needs")):
             with self.subTest(line):
                 self.assertIn(words, self.chat(line, "never asked", status=2).stderr)
 
@@ -78,7 +78,7 @@ class TerminalChatTest(unittest.TestCase):
         terminal.text = terminal.text[-200:]
         terminal.read(until="> $")
         terminal.type("/tree\r")
-        terminal.read(until="tokens stored once")
+        terminal.read(until=r"tokens stored once[^>]*> $")
         terminal.type("\x04")
         status, _ = terminal.end()
         self.assertEqual(status, 0)

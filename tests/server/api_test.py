@@ -122,8 +122,8 @@ class ApiTest(unittest.TestCase):
         self.server.ask("GET", "/no/such/path")
         self.server.ask("GET", "/metrics")
         log = self.server.logged()
-        self.assertRegex(log, r"POST /v1/completions 200 \d+\.\d\d s, 3\+\d+ tokens, 0 cached\n")
-        self.assertRegex(log, r"POST /v1/completions 400 0\.\d\d s, from 127\.0\.0\.1, request \w+: .*temperature.*\n")
+        self.assertRegex(log, r"POST /v1/completions 200 \d+\.\d\d s, 3\+\d+ tokens, \d+ cached\n")
+        self.assertRegex(log, r"POST /v1/completions 400 \d+\.\d\d s, .*from 127\.0\.0\.1, request \w+: .*temperature.*\n")
         self.assertRegex(log, r"GET /no/such/path 404 .*: there is no /no/such/path")
         self.assertNotIn("private", log)
         self.assertNotIn("/metrics 200", log)  # asked for again and again
