@@ -76,7 +76,7 @@ std::vector<std::string> GroupsOf(const CommandInfo& command) {
   for (const OptionInfo& option : command.options) {
     if (std::ranges::find(groups, option.group) == groups.end()) groups.push_back(option.group);
   }
-  std::ranges::stable_partition(groups, [](const std::string& group) { return !IsForExperts(group); });
+  std::stable_partition(groups.begin(), groups.end(), [](const std::string& group) { return !IsForExperts(group); });
   const auto last_for_all = std::ranges::find_if(groups, [](const std::string& group) { return IsForExperts(group); });
   if (!groups.empty()) std::rotate(groups.begin(), groups.begin() + 1, last_for_all);
   return groups;
