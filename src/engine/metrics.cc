@@ -69,11 +69,10 @@ MetricsRecorder::MetricsRecorder(Fixed fixed)
 
 void MetricsRecorder::NotePlan(int64_t step, const ScheduledBatch& batch, const Runner& runner, const KvCache& cache) {
   const int32_t decode_rows = batch.num_tokens() - batch.prefill_tokens;
-  const bool is_fullest = decode_rows > (totals_.fullest_plan ? totals_.fullest_plan->decode_rows : 0);
   const Clock::time_point now = Clock::now();
   if (plan_ && plan_->step < step) return;
   plan_.reset();  // its step failed
-  if (!is_fullest && now < plan_due_) return;
+  if (!IsFullest(decode_rows) && now < plan_due_) return;
   plan_due_ = now + kPlanEvery;
   const std::vector<attention::NodeRead> reads = runner.NodeReads();
   if (reads.empty()) return;
@@ -85,8 +84,7 @@ void MetricsRecorder::CountPlan() {
   plan_->kv_bytes_read = step_.kv_bytes_read;
   plan_->kv_bytes_read_unshared = step_.kv_bytes_read_unshared;
   totals_.plan = std::move(plan_);
-  if (totals_.plan->decode_rows > (totals_.fullest_plan ? totals_.fullest_plan->decode_rows : 0))
-    totals_.fullest_plan = totals_.plan;
+  if (IsFullest(totals_.plan->decode_rows)) totals_.fullest_plan = totals_.plan;
 }
 
 void MetricsRecorder::CountStep(const ScheduledBatch& batch, const StepStats& stats, const KvCache::Usage& usage) {

@@ -53,6 +53,8 @@ class MetricsRecorder {
   int32_t running() const;
 
  private:
+  // More rows decode than in the plan that had most so far.
+  bool IsFullest(int32_t decode_rows) const { return decode_rows > (totals_.fullest_plan ? totals_.fullest_plan->decode_rows : 0); }
   // The plan that was noted is of this step: publishes it.
   void CountPlan();
   void CountRows(const ScheduledBatch& batch, const StepStats& stats);

@@ -1,9 +1,10 @@
 // A step's plan in words. Layer: engine.
 #include "coppice/engine/step_plan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <map>
 #include <string_view>
 
@@ -12,27 +13,18 @@ namespace {
 
 using attention::ReadReason;
 
-template <class... Args>
-std::string Format(const char* format, Args... args) {
-  std::array<char, 256> text;
-  const int length = std::snprintf(text.data(), text.size(), format, args...);
-  return {text.data(), std::min(static_cast<size_t>(std::max(length, 0)), text.size() - 1)};
-}
-
-std::string Counted(int64_t count, std::string_view noun) {
-  return std::to_string(count) + ' ' + std::string(noun) + (count == 1 ? "" : "s");
-}
+std::string Counted(int64_t count, std::string_view noun) { return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s"); }
 
 std::string Bytes(int64_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);
   size_t unit = 0;
   for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
-  return Format(unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return fmt::format("{:.{}f} {}", value, unit == 0 || value >= 100 ? 0 : 1, kUnits[unit]);
 }
 
 // Of one layer.
-std::string Microseconds(double us) { return Format(us < 10 ? "%.1f us" : "%.0f us", us); }
+std::string Microseconds(double us) { return fmt::format("{:.{}f} us", us, us < 10 ? 1 : 0); }
 
 std::string Why(const PlannedRead& read) {
   const std::string together = Microseconds(read.together_us), apart = Microseconds(read.apart_us);
@@ -79,8 +71,8 @@ class ReadTrees {
       size_t last = place.read;
       while (children_[last].size() == 1 && GoesOn(reads_[last], reads_[children_[last].front()])) last = children_[last].front();
       constexpr size_t kMostIndent = 40;  // columns: a chain of nodes may be as deep as there are nodes
-      *text += std::string(std::min(2 + 2 * place.depth, kMostIndent), ' ') + "tokens " + std::to_string(reads_[place.read].begin) +
-               " to " + std::to_string(reads_[last].end) + ": " + ReasonText(reads_[place.read]) + '\n';
+      *text += fmt::format("{:{}}tokens {} to {}: {}\n", "", std::min(2 + 2 * place.depth, kMostIndent), reads_[place.read].begin,
+                           reads_[last].end, ReasonText(reads_[place.read]));
       push(children_[last], place.depth + 1);
     }
   }
@@ -99,18 +91,19 @@ class ReadTrees {
 }  // namespace
 
 std::string ReasonText(const PlannedRead& read) {
-  return Counted(read.samples, "sample") + " read them " + (read.together ? "together" : "apart") + ": " + Why(read) + '.';
+  return fmt::format("{} read them {}: {}.", Counted(read.samples, "sample"), read.together ? "together" : "apart", Why(read));
 }
 
 std::string PlanText(const StepPlan& plan) {
-  std::string text = "step " + std::to_string(plan.step) + ": " + Counted(plan.decode_rows, "token") + " of outputs, " +
-                     Counted(plan.prefill_rows, "token") + " of prompts\n";
+  std::string text = fmt::format("step {}: {} of outputs, {} of prompts\n", plan.step, Counted(plan.decode_rows, "token"),
+                                 Counted(plan.prefill_rows, "token"));
   ReadTrees(plan.reads).AppendTo(&text);
   if (plan.reads.empty()) text += "  no two samples have tokens in common: there is nothing to read together\n";
-  text += "KV read by attention: " + Bytes(plan.kv_bytes_read) + "; without reading together " + Bytes(plan.kv_bytes_read_unshared);
+  text += fmt::format("KV read by attention: {}; without reading together {}", Bytes(plan.kv_bytes_read),
+                      Bytes(plan.kv_bytes_read_unshared));
   if (plan.kv_bytes_read > 0) {
-    text +=
-        Format(", %.1f times as much", static_cast<double>(plan.kv_bytes_read_unshared) / static_cast<double>(plan.kv_bytes_read));
+    text += fmt::format(", {:.1f} times as much",
+                        static_cast<double>(plan.kv_bytes_read_unshared) / static_cast<double>(plan.kv_bytes_read));
   }
   return text + '\n';
 }
