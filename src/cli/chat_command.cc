@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -22,9 +21,9 @@
 #include "cli/help.h"
 #include "cli/interrupt.h"
 #include "cli/line_editor.h"
+#include "cli/live_output.h"
 #include "cli/load_engine.h"
 #include "cli/parsed_option.h"
-#include "cli/progress_line.h"
 #include "cli/read_file.h"
 #include "cli/run_options.h"
 #include "cli/run_output.h"
@@ -40,8 +39,6 @@ namespace coppice::cli {
 namespace {
 
 using openai::Generation;
-using openai::GenerationHooks;
-using openai::GenerationProgress;
 using openai::Sample;
 
 struct ChatOptions {
@@ -164,9 +161,8 @@ Result<bool> Chat::Take(const std::string& text) {
   if (found == commands.end()) {
     std::vector<std::string> names;
     for (const auto& [name, run] : commands) names.push_back(name);
-    const std::string nearest = Nearest(command->name, names);
-    return InvalidArgument(fmt::format("{} is no command of the chat{}; see /help", Quoted(command->name),
-                                       nearest.empty() ? "" : "; did you mean " + nearest + "?"));
+    return InvalidArgument(
+        fmt::format("{} is no command of the chat{}; see /help", Quoted(command->name), DidYouMean(command->name, names)));
   }
   COPPICE_RETURN_IF_ERROR(found->second());
   return true;
@@ -193,31 +189,10 @@ Status Chat::Answer(const std::string& user) {
 
 // Prints one sample as it comes, several as they end.
 Result<Generation> Chat::Generate(Request request) {
-  const bool streams = request.n == 1, shares_terminal = isatty(STDOUT_FILENO);
-  ProgressLine progress;
-  Status printed;
-  SampleStream stream(/*has_text=*/true);
-  bool has_begun = false;
-  const auto print = [&](const std::string& text) {
-    if (text.empty() || !printed.ok()) return;
-    progress.Clear();
-    printed = Print(text);
-    has_begun = true;
-  };
-  GenerationHooks hooks;
-  if (streams) {
-    hooks.on_event = [&](const StreamEvent& event) { print(stream.Add(event)); };
-  } else {
-    hooks.on_sample = [&](const Sample& sample) { print(FormatSample(sample)); };
-  }
-  hooks.on_step = [&](const GenerationProgress& state) {
-    if (!options_.run.quiet && !(streams && shares_terminal && has_begun) && progress.due()) progress.Show(FormatProgress(state));
-  };
-  hooks.should_stop = [&] { return Interrupted() || !printed.ok(); };
-  Result<Generation> generation = openai::Generate(engine_, std::move(request), hooks);
-  progress.Clear();
-  if (streams && has_begun) print(stream.End());
-  COPPICE_RETURN_IF_ERROR(printed);
+  const bool streams = request.n == 1;
+  LiveOutput live({.streams = streams, .prints_samples = !streams, .shows_progress = !options_.run.quiet});
+  Result<Generation> generation = openai::Generate(engine_, std::move(request), live.Hooks());
+  COPPICE_RETURN_IF_ERROR(live.End());
   return generation;
 }
 
@@ -235,9 +210,7 @@ Result<size_t> Chat::Choose(const Generation& generation) const {
 }
 
 Status Chat::SetSamples(const std::string& argument) {
-  Request request = options_.run.request;
-  COPPICE_ASSIGN_OR_RETURN(request.n, ParseNumber(argument, "/n", 1));
-  options_.run.request.n = request.n;
+  COPPICE_ASSIGN_OR_RETURN(options_.run.request.n, ParseNumber(argument, "/n", 1));
   return OkStatus();
 }
 

@@ -17,11 +17,6 @@
 namespace coppice::cli {
 namespace {
 
-std::string DidYouMean(const std::string& word, const std::vector<std::string>& candidates) {
-  const std::string nearest = Nearest(word, candidates);
-  return nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest);
-}
-
 // The command that the line names, as far as it was understood.
 const CLI::App& Deepest(const CLI::App& app) {
   const std::vector<const CLI::App*> below = app.get_subcommands([](const CLI::App* sub) { return sub->parsed(); });

@@ -336,4 +336,9 @@ std::string Nearest(const std::string& word, const std::vector<std::string>& can
   return longer == candidates.end() ? "" : *longer;
 }
 
+std::string DidYouMean(const std::string& word, const std::vector<std::string>& candidates) {
+  const std::string nearest = Nearest(word, candidates);
+  return nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest);
+}
+
 }  // namespace coppice::cli

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cli/command_tree.h"
 #include "coppice/core/status.h"
@@ -22,5 +23,7 @@ Result<std::string> CompletionScript(const CommandInfo& program, const std::stri
 // The candidate that `word` may be a slip of: the nearest one by exchanged, missing and additional characters, or one that it
 // begins; empty: none is near.
 std::string Nearest(const std::string& word, const std::vector<std::string>& candidates);
+// "; did you mean NEAREST?", to end a message about a word that is not known; empty: none is near.
+std::string DidYouMean(const std::string& word, const std::vector<std::string>& candidates);
 
 }  // namespace coppice::cli

@@ -33,9 +33,7 @@ Result<std::string> HelpText(const CommandInfo& program, const HelpOptions& opti
     if (command->path == path) return FormatHelp(*command, TerminalColumns(STDOUT_FILENO), options.all);
     paths.push_back(command->path);
   }
-  const std::string nearest = Nearest(path, paths);
-  return InvalidArgument(fmt::format("there is no command {}{}; see coppice --help", Quoted(path),
-                                     nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest)));
+  return InvalidArgument(fmt::format("there is no command {}{}; see coppice --help", Quoted(path), DidYouMean(path, paths)));
 }
 
 Result<ExitCode> PrintText(const Result<std::string>& text) {

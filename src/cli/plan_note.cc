@@ -14,7 +14,7 @@ namespace coppice::cli {
 void TellPlan(const EngineMetrics& metrics) {
   const std::string text =
       metrics.fullest_plan ? "\nThe fullest step, " + PlanText(*metrics.fullest_plan) : "\nno step had attention to plan\n";
-  fmt::print(stderr, "{}", isatty(STDERR_FILENO) ? Fold(text, TerminalColumns(STDERR_FILENO)) : text);
+  fmt::print(stderr, "{}", ForTerminal(text, STDERR_FILENO));
 }
 
 }  // namespace coppice::cli

@@ -2,19 +2,17 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <utility>
 
 #include "cli/interrupt.h"
+#include "cli/live_output.h"
 #include "cli/load_engine.h"
 #include "cli/peer_speed.h"
 #include "cli/plan_note.h"
-#include "cli/progress_line.h"
 #include "cli/prompt.h"
 #include "cli/read_file.h"
 #include "cli/run_output.h"
@@ -31,8 +29,6 @@ namespace coppice::cli {
 namespace {
 
 using openai::Generation;
-using openai::GenerationHooks;
-using openai::GenerationProgress;
 using openai::Sample;
 using openai::Selection;
 
@@ -104,7 +100,6 @@ Result<ExitCode> Run(RunOptions options) {
   if (request.echo && options.json) request.prompt_logprobs = true;
   const bool streams = !options.json && request.n == 1;
   const bool prints_at_end = options.json || (!streams && (selection.rank || selection.deduplicate));
-  std::string echo;
 
   CatchFirstInterrupt();
   if (options.baseline) {
@@ -114,38 +109,15 @@ Result<ExitCode> Run(RunOptions options) {
   }
   spdlog::info("generating {} samples of a prompt of {} tokens with {}", request.n, request.prompt_ids.size(),
                options.engine.model_path);
-  ProgressLine progress;
-  Status printed;  // what cannot be told need not be computed
-  const auto print = [&](const std::string& text) {
-    if (text.empty() || !printed.ok()) return;
-    progress.Clear();
-    printed = Print(text);
-  };
-  SampleStream stream(engine->tokenizer() != nullptr);
-  bool has_begun = false;  // the sample that streams
-  const auto print_event = [&](const StreamEvent& event) {
-    print(has_begun ? stream.Add(event) : echo + stream.Add(event));
-    has_begun = true;
-  };
-  const auto print_sample = [&](const Sample& sample) {
-    if (!prints_at_end && !streams) print(FormatSample(sample, 0, echo));
-  };
-  const bool shares_terminal = streams && isatty(STDOUT_FILENO);  // text and progress, which would be in each other's way
-  const auto show_progress = [&](const GenerationProgress& state) {
-    if (!options.quiet && !(shares_terminal && has_begun) && progress.due()) progress.Show(FormatProgress(state));
-  };
-  const GenerationHooks hooks = {.on_prompt = [&](const std::string& prompt) { echo = prompt; },
-                                 .on_event = streams ? print_event : std::function<void(const StreamEvent&)>(),
-                                 .on_sample = print_sample,
-                                 .on_step = show_progress,
-                                 .should_stop = [&] { return Interrupted() || !printed.ok(); }};
+  LiveOutput live({.streams = streams,
+                   .prints_samples = !streams && !prints_at_end,
+                   .has_text = engine->tokenizer() != nullptr,
+                   .shows_progress = !options.quiet});
   constexpr const char *kSaved = "saved", *kLoaded = "loaded";  // names of pins
   if (!options.load_prefix.empty()) COPPICE_RETURN_IF_ERROR(engine->LoadPrefix(kLoaded, options.load_prefix, CacheTenant()));
   if (!options.save_prefix.empty()) request.pin_prompt_as = kSaved;
-  Result<Generation> generated = openai::Generate(*engine, request, hooks);
-  progress.Clear();
-  if (has_begun) print(stream.End());
-  COPPICE_RETURN_IF_ERROR(printed);
+  Result<Generation> generated = openai::Generate(*engine, request, live.Hooks());
+  COPPICE_RETURN_IF_ERROR(live.End());
   COPPICE_ASSIGN_OR_RETURN(const Generation generation, std::move(generated));
   if (!options.save_prefix.empty() && !generation.interrupted) {
     COPPICE_RETURN_IF_ERROR(engine->SavePrefix(kSaved, options.save_prefix));
@@ -171,7 +143,7 @@ Result<ExitCode> Run(RunOptions options) {
     if (prints_at_end) {
       int32_t rank = 0;
       for (const Sample* sample : Select(generation.samples, selection))
-        text += FormatSample(*sample, selection.rank ? ++rank : 0, echo);
+        text += FormatSample(*sample, selection.rank ? ++rank : 0, live.echo());
     }
     if (votes) text += FormatVotes(*votes, stats.samples_finished);
     COPPICE_RETURN_IF_ERROR(Print(text));

@@ -92,8 +92,6 @@ std::string Fold(std::string_view text, int columns) {
   return folded;
 }
 
-std::string ForTerminal(std::string_view text) {
-  return isatty(STDOUT_FILENO) ? Fold(text, TerminalColumns(STDOUT_FILENO)) : std::string(text);
-}
+std::string ForTerminal(std::string_view text, int fd) { return isatty(fd) ? Fold(text, TerminalColumns(fd)) : std::string(text); }
 
 }  // namespace coppice::cli

@@ -1,6 +1,8 @@
 // How wide a terminal is and what fits into it. Layer: cli.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -21,7 +23,7 @@ std::vector<std::string> Wrap(std::string_view text, int columns);
 
 // `text` with lines of at most so many columns: what is longer goes on in the next line, further in.
 std::string Fold(std::string_view text, int columns);
-// Folded where standard output is a terminal; else, for programs that read it, as it is.
-std::string ForTerminal(std::string_view text);
+// Folded where `fd`, standard output, is a terminal; else, for programs that read it, as it is.
+std::string ForTerminal(std::string_view text, int fd = STDOUT_FILENO);
 
 }  // namespace coppice::cli
