@@ -104,7 +104,22 @@ class _Paged:
         return out, made_lse if lse is None else lse.copy_(made_lse)
 
 
-class BatchDecodeWithPagedKVCacheWrapper(_Paged):
+class _Batch(_Paged):
+    """A wrapper of one level."""
+
+    def run(self, q: torch.Tensor, paged_kv_cache: KvCache, *args: Any, q_scale: float | None = None, k_scale: float | None = None,
+            v_scale: float | None = None, out: torch.Tensor | None = None, lse: torch.Tensor | None = None, return_lse: bool = False,
+            enable_pdl: bool | None = None, **others: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """q [rows, num_qo_heads, head_dim]: a row for each query; paged_kv_cache [pages, 2, page_size, num_kv_heads, head_dim] ("NHD"), or
+        [pages, 2, num_kv_heads, page_size, head_dim] ("HND"), or K and V of it. Returns out, or (out, lse), lse to base 2."""
+        _lacks(args=args or None, q_scale=_other(q_scale, 1.0), k_scale=_other(k_scale, 1.0), v_scale=_other(v_scale, 1.0), **others)
+        return self._run(q, paged_kv_cache, out, lse, return_lse)
+
+    def forward_return_lse(self, q: torch.Tensor, paged_kv_cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._run(q, paged_kv_cache, return_lse=True)
+
+
+class BatchDecodeWithPagedKVCacheWrapper(_Batch):
     """One query for each request."""
 
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False, use_tensor_cores: bool = False,
@@ -137,19 +152,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
 
     begin_forward = plan
 
-    def run(self, q: torch.Tensor, paged_kv_cache: KvCache, *args: Any, q_scale: float | None = None, k_scale: float | None = None,
-            v_scale: float | None = None, out: torch.Tensor | None = None, lse: torch.Tensor | None = None, return_lse: bool = False,
-            enable_pdl: bool | None = None, **others: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """q [batch, num_qo_heads, head_dim]; paged_kv_cache [pages, 2, page_size, num_kv_heads, head_dim] ("NHD"), or
-        [pages, 2, num_kv_heads, page_size, head_dim] ("HND"), or K and V of it. Returns out, or (out, lse), lse to base 2."""
-        _lacks(args=args or None, q_scale=_other(q_scale, 1.0), k_scale=_other(k_scale, 1.0), v_scale=_other(v_scale, 1.0), **others)
-        return self._run(q, paged_kv_cache, out, lse, return_lse)
 
-    def forward_return_lse(self, q: torch.Tensor, paged_kv_cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._run(q, paged_kv_cache, return_lse=True)
-
-
-class BatchPrefillWithPagedKVCacheWrapper(_Paged):
+class BatchPrefillWithPagedKVCacheWrapper(_Batch):
     """Several queries for each request: prefill and append."""
 
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False,
@@ -178,16 +182,6 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
                           kv_data_type=kv_data_type)
 
     begin_forward = plan
-
-    def run(self, q: torch.Tensor, paged_kv_cache: KvCache, *args: Any, q_scale: float | None = None, k_scale: float | None = None,
-            v_scale: float | None = None, out: torch.Tensor | None = None, lse: torch.Tensor | None = None, return_lse: bool = False,
-            enable_pdl: bool | None = None, **others: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """As BatchDecodeWithPagedKVCacheWrapper.run; q [qo_indptr[-1], num_qo_heads, head_dim]."""
-        _lacks(args=args or None, q_scale=_other(q_scale, 1.0), k_scale=_other(k_scale, 1.0), v_scale=_other(v_scale, 1.0), **others)
-        return self._run(q, paged_kv_cache, out, lse, return_lse)
-
-    def forward_return_lse(self, q: torch.Tensor, paged_kv_cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._run(q, paged_kv_cache, return_lse=True)
 
 
 class MultiLevelCascadeAttentionWrapper(_Paged):
