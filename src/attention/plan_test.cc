@@ -794,9 +794,10 @@ TEST(PlanCost, NodeReadsAreTheDecisions) {
   for (int32_t b = 0; b < 2; ++b) forest.AddBranch(middle, 100, 1);
   const auto reads_of = [&](SharePolicy policy) {
     setup.options.policy = policy;
-    const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
+    const std::unique_ptr<Planner> planner = setup.Make(Large());
     EXPECT_TRUE(planner->NodeReads().empty());  // no plan yet
-    EXPECT_TRUE(planner->Update(forest.Forest()).ok());
+    const Status status = planner->Update(forest.Forest());
+    EXPECT_TRUE(status.ok()) << status.ToString();
     const std::vector<NodeRead> reads = planner->NodeReads();
     EXPECT_EQ(std::ranges::count_if(reads, &NodeRead::together), planner->Stats().shared_nodes);
     return reads;
