@@ -1,5 +1,5 @@
 // The forward pass with the attention library against what Hugging Face transformers computed (float32) for random models.
-// Figures of this test are in docs/ops.md.
+// Figures of this test are in docs/matrix_products.md.
 #include "model/transformer.h"
 
 #include <gmock/gmock.h>

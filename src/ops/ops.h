@@ -1,6 +1,6 @@
 // The dense operations of a transformer layer, behind one interface per device: matrix products with packed weights and what the
 // forward pass needs between them. Attention is a library of its own (coppice/attention/attention.h); nothing here knows a model.
-// Layer: ops. Choices and figures: docs/ops.md.
+// Layer: ops. Choices and figures: docs/matrix_products.md.
 //
 // Two dtypes meet here. The *compute dtype* (f32, bf16 or f16, as the device allows) is that of weights and of every product's
 // input; sums, product outputs that are said to be f32 and the residual stream are fp32.
@@ -93,9 +93,10 @@ struct RopeAppendArgs {
 class Ops {
  public:
   struct Options {
-    // A row's bits do not depend on how many rows ride with it, given that its x is dense (docs/ops.md, "Deterministic mode").
+    // A row's bits do not depend on how many rows ride with it, given that its x is dense (docs/matrix_products.md, "Deterministic
+    // mode").
     bool deterministic = false;
-    // Where Tune keeps what it measured; empty: the user's cache folder (docs/ops.md, "CUDA").
+    // Where Tune keeps what it measured; empty: the user's cache folder (docs/matrix_products.md, "CUDA").
     std::string cache_folder = {};
   };
   // `device` outlives the result. UNAVAILABLE where no operations are built for its kind.

@@ -245,7 +245,7 @@ struct EngineOptions {
   // work lies beside a device's. Changes no sample's tokens. Steps that draft are never launched ahead.
   int32_t steps_ahead = kAutoStepsAhead;
   // On a GPU: measure first with which of the library's algorithms the model's products make its steps fastest, unless this machine
-  // has measured them before (docs/ops.md, "Products"). A sample's tokens may differ by it as sums of another order do.
+  // has measured them before (docs/matrix_products.md, "Products"). A sample's tokens may differ by it as sums of another order do.
   bool tune = false;
   // JSON of `coppice bench calibrate`: the constants that attention is planned by. Empty: those shipped for the device at hand.
   std::string machine_model_path;

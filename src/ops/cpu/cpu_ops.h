@@ -10,7 +10,7 @@
 namespace coppice::ops {
 
 enum class ProductLibrary : uint8_t {
-  kAuto,    // what is fastest (docs/ops.md)
+  kAuto,    // what is fastest (docs/matrix_products.md)
   kPanels,  // panel kernels only
   kOneDnn,  // oneDNN for any number of rows, where it has fast kernels
 };

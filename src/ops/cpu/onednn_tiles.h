@@ -1,5 +1,5 @@
 // oneDNN's block-matrix kernels (AMX, AVX-512) on tiles that our own threads hand out. The library is always told to use one
-// thread: its OpenMP barriers stall for milliseconds when another process takes a core (docs/ops.md).
+// thread: its OpenMP barriers stall for milliseconds when another process takes a core (docs/matrix_products.md).
 // Layer: ops, private.
 #pragma once
 

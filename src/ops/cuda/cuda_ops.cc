@@ -230,7 +230,7 @@ class CudaOps final : public Ops {
     return library_->Run(shape, {.x = x.data, .w = weight.data(), .y = y.data}, stream);
   }
 
-  // As Tune measured it, else as docs/ops.md has it. The library's product would come back in the weights' dtype.
+  // As Tune measured it, else as docs/matrix_products.md has it. The library's product would come back in the weights' dtype.
   bool UsesOurGated(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, Activation activation) {
     const WeightView view = WeightView::Of(weight);
     if (deterministic_ || !gated_.Takes(x, view, y, activation)) return false;

@@ -1,5 +1,5 @@
 // Products of few rows: a step of up to 16 sequences reads every weight once, so its time is the weights' bytes over the memory's
-// rate. Layer: ops/cuda. Design and figures: docs/ops.md, "Products of few rows".
+// rate. Layer: ops/cuda. Design and figures: docs/matrix_products.md, "Products of few rows".
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,6 +1,6 @@
 // The kernel of gated products on Hopper: y^T = act(G x^T) * (U x^T), tiles of 256 rows of the weight by up to 256 rows of x,
 // wgmma, waves of whole tiles and then equal work for every cluster (stream-K: Osama et al., PPoPP 2023). Layer: ops/cuda.
-// Design and figures: docs/ops.md.
+// Design and figures: docs/matrix_products.md.
 #pragma once
 
 #include <algorithm>

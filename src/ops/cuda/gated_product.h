@@ -1,5 +1,5 @@
 // act(x G^T) * (x U^T) on Hopper through our own kernel: SMs work nearly the same number of steps whatever the shape, and gate and
-// up meet in registers. Layer: ops/cuda. Design and figures: docs/ops.md, "Gated products".
+// up meet in registers. Layer: ops/cuda. Design and figures: docs/matrix_products.md, "Gated products".
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,7 +23,7 @@ class GatedProduct {
   bool IsAvailable() const { return num_clusters_ > 0; }
   // Whether the operands are of a size, dtype and alignment that the kernel takes.
   bool Takes(const ConstDeviceTensor& x, const WeightView& weight, const DeviceTensor& y, Activation activation) const;
-  // Whether it is faster than the library's product and a pass over its output, as measured (docs/ops.md).
+  // Whether it is faster than the library's product and a pass over its output, as measured (docs/matrix_products.md).
   bool IsFaster(int64_t rows, const WeightView& weight) const;
   // REQUIRES: Takes.
   Status Run(const ConstDeviceTensor& x, const WeightView& weight, const DeviceTensor& y, Activation activation,

@@ -4,8 +4,8 @@
 // Products: all layers' and the head's, own weights each, random, bf16, in one graph with nothing else but the gated activation:
 // with the kernels that Ops chooses without Tune and with, and the library alone with what its heuristic names, in turns; then each
 // kind of product, gated ones through our tiles too. The bound is max(bytes of the weights / bandwidth, FLOPs / rate), the two
-// measured on an H200 (docs/ops.md). Passes over rows: their bytes read and written, and the time of those. Medians of the replays.
-// Layer: ops/cuda.
+// measured on an H200 (docs/matrix_products.md). Passes over rows: their bytes read and written, and the time of those. Medians of
+// the replays. Layer: ops/cuda.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
