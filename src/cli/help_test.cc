@@ -54,6 +54,14 @@ TEST(Wrap, WordsThatAreTooLongStayWhole) {
   EXPECT_THAT(Wrap("", 5), ElementsAre(""));
 }
 
+TEST(FoldRow, AHeadAndItsRowsBreakAtTheSameCells) {
+  const std::vector<std::string> head = {"prompt", "   n", "sharing"}, row = {"   512", "   8", "tree   "};
+  EXPECT_EQ(FoldRow(head, 19), "prompt    n sharing\n");
+  EXPECT_EQ(FoldRow(head, 18), "prompt    n\n    sharing\n");
+  EXPECT_EQ(FoldRow(row, 18), "   512    8\n    tree   \n");
+  EXPECT_EQ(FoldRow(row, 5), "   512\n       8\n    tree   \n");
+}
+
 TEST(Nearest, SlipsOfTheFingerAndBeginnings) {
   const std::vector<std::string> commands = {"run", "serve", "batch", "--temperature", "--top-p"};
   EXPECT_EQ(Nearest("serv", commands), "serve");

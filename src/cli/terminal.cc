@@ -5,6 +5,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace coppice::cli {
 namespace {
@@ -90,6 +91,29 @@ std::string Fold(std::string_view text, int columns) {
     text.remove_prefix(1);
   }
   return folded;
+}
+
+std::string FoldRow(std::span<const std::string> cells, int columns) {
+  std::string row;
+  int used = 0;
+  for (const std::string& cell : cells) {
+    const int width = DisplayColumns(cell);
+    if (used > 0 && used + 1 + width > columns) {
+      row += "\n   ";
+      used = 3;
+    }
+    if (used > 0) {
+      row += ' ';
+      ++used;
+    }
+    row += cell;
+    used += width;
+  }
+  return row + "\n";
+}
+
+std::string RowForTerminal(std::span<const std::string> cells, int fd) {
+  return FoldRow(cells, isatty(fd) ? TerminalColumns(fd) : std::numeric_limits<int>::max());
 }
 
 std::string ForTerminal(std::string_view text, int fd) { return isatty(fd) ? Fold(text, TerminalColumns(fd)) : std::string(text); }

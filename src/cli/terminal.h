@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,5 +26,10 @@ std::vector<std::string> Wrap(std::string_view text, int columns);
 std::string Fold(std::string_view text, int columns);
 // Folded where `fd`, standard output, is a terminal; else, for programs that read it, as it is.
 std::string ForTerminal(std::string_view text, int fd = STDOUT_FILENO);
+
+// A table's row, cells that have the widths of their columns: one line, or, where `fd` is a narrower terminal, several, the later
+// ones further in. A head and its rows break at the same cells.
+std::string RowForTerminal(std::span<const std::string> cells, int fd = STDOUT_FILENO);
+std::string FoldRow(std::span<const std::string> cells, int columns);
 
 }  // namespace coppice::cli

@@ -269,7 +269,9 @@ class WidthTest(TerminalTest):
                 file.write("5 6 7\n")
             for args in (["run", *PROMPT, "-n", 4, "--max-tokens", 8, "--baseline", "store"], ["run", *PROMPT, "-n", 4, "--max-tokens", 8, "--explain"],
                          ["run", *PROMPT, "-n", 4, "--max-tokens", 8, "--draft", "ngram", "--ignore-eos"], ["inspect", "model", model],
-                         ["inspect", "plan", "--tree", "512,64x4,16x4", "--no-measure"], ["inspect", "plan", "--machine", "h200", "--no-measure"]):
+                         ["inspect", "plan", "--tree", "512,64x4,16x4", "--no-measure"], ["inspect", "plan", "--machine", "h200", "--no-measure"],
+                         ["bench", "decode", "--model", TINY, "--prompt-tokens", 64, "-n", 2, "--max-tokens", 4, "--repeats", 1, "--modes", "tree,no-attention"],
+                         ["bench", "throughput", "--model", TINY, "--requests", 4, "--shared-tokens", 40, "--unique-tokens", 5, "--output-tokens", 4]):
                 with self.subTest(args):
                     self.fits(*args)
 

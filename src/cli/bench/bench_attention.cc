@@ -19,6 +19,7 @@
 #include "cli/parsed_option.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
+#include "cli/terminal.h"
 #include "core/check.h"
 #include "core/interleaved_timing.h"
 #include "core/thread_pool.h"
@@ -235,11 +236,11 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
       COPPICE_ASSIGN_OR_RETURN(const std::vector<BenchRow> rows, bench.Run(spec, tree));
       for (ordered_json& row : ToJson(spec, tree, rows)) report["rows"].push_back(std::move(row));
       never_slower.Add(spec, tree, rows);
-      COPPICE_RETURN_IF_ERROR(Print(FormatLine(spec, tree, rows)));
+      COPPICE_RETURN_IF_ERROR(Print(ForTerminal(FormatLine(spec, tree, rows))));
     }
   }
   report["never_slower"] = never_slower.Json();
-  COPPICE_RETURN_IF_ERROR(Print(never_slower.Line()));
+  COPPICE_RETURN_IF_ERROR(Print(ForTerminal(never_slower.Line())));
   COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;
 }

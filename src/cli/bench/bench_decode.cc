@@ -23,6 +23,7 @@
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
+#include "cli/terminal.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "core/device.h"
@@ -330,7 +331,8 @@ class BenchDecode {
   Status PrintRow(Measured& measured) {
     if (measured.is_empty() || std::exchange(measured.is_printed, true)) return OkStatus();
     ShowProgress("");
-    return Print((std::exchange(has_head_, true) ? "" : FormatDecodeHead()) + FormatDecodeRow(measured.row()));
+    return Print((std::exchange(has_head_, true) ? "" : RowForTerminal(DecodeHeadCells())) +
+                 RowForTerminal(DecodeRowCells(measured.row())));
   }
 
   // What attention takes, where the step without it is there to compare; reports have it then, too.
@@ -342,7 +344,7 @@ class BenchDecode {
       roofline = {.bytes_per_second = 1e12 * options_.roofline[0], .flops_per_second = 1e12 * options_.roofline[1]};
     ordered_json report = Report();
     AddAttention(checkpoint->config(), options_.max_tokens, roofline, &report["rows"]);
-    COPPICE_RETURN_IF_ERROR(Print(FormatAttention(checkpoint->config(), report["rows"])));
+    COPPICE_RETURN_IF_ERROR(Print(ForTerminal(FormatAttention(checkpoint->config(), report["rows"]))));
     return WriteReports(report);
   }
 

@@ -16,6 +16,7 @@
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
+#include "cli/terminal.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "hub/model_store.h"
@@ -111,13 +112,25 @@ ordered_json Summarize(const Case& job, std::vector<RunStats> runs) {
           {"decode_tokens_per_second_range", {runs.front().decode_tokens_per_second(), runs.back().decode_tokens_per_second()}}};
 }
 
-std::string FormatRow(const ordered_json& row) {
-  return fmt::format("{:<8} {:>4}  {:<20} {:>11.2f} {:>9}/{:<9} {:>13} {:>13} {:>10.1f}\n", row["text"].get<std::string>(),
-                     row["samples"].get<int>(), row["draft"].get<std::string>(), row["tokens_per_step"].get<double>(),
-                     row["accepted_draft_tokens"].get<int64_t>(), row["drafted_tokens"].get<int64_t>(),
-                     FormatBytes(row["kv_bytes_read_per_token"].get<double>()),
-                     FormatBytes(row["kv_bytes_read_per_token_unshared"].get<double>()),
-                     row["decode_tokens_per_second"].get<double>());
+std::vector<std::string> RowCells(std::string_view text, std::string_view samples, std::string_view draft,
+                                  std::string_view per_step, std::string_view accepted, std::string_view drafted,
+                                  std::string_view read, std::string_view unshared, std::string_view speed) {
+  return {fmt::format("{:<8}", text),
+          fmt::format("{:>4}", samples),
+          fmt::format(" {:<20}", draft),
+          fmt::format("{:>11}", per_step),
+          fmt::format("{:>9}/{:<9}", accepted, drafted),
+          fmt::format("{:>13}", read),
+          fmt::format("{:>13}", unshared),
+          fmt::format("{:>10}", speed)};
+}
+
+std::vector<std::string> RowCells(const ordered_json& row) {
+  return RowCells(row["text"].get<std::string>(), row["samples"].dump(), row["draft"].get<std::string>(),
+                  fmt::format("{:.2f}", row["tokens_per_step"].get<double>()), row["accepted_draft_tokens"].dump(),
+                  row["drafted_tokens"].dump(), FormatBytes(row["kv_bytes_read_per_token"].get<double>()),
+                  FormatBytes(row["kv_bytes_read_per_token_unshared"].get<double>()),
+                  fmt::format("{:.1f}", row["decode_tokens_per_second"].get<double>()));
 }
 
 Result<ExitCode> BenchDraft(BenchDraftOptions options) {
@@ -150,11 +163,11 @@ Result<ExitCode> BenchDraft(BenchDraftOptions options) {
                          {"max_tokens", options.max_tokens},
                          {"repeats", options.repeats},
                          {"rows", ordered_json::array()}};
-  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{:<8} {:>4}  {:<20} {:>11} {:>9}/{:<9} {:>13} {:>13} {:>10}\n", "text", "n", "draft",
-                                            "tokens/step", "accepted", "drafted", "KV read/token", "unshared", "decode t/s")));
+  COPPICE_RETURN_IF_ERROR(Print(RowForTerminal(
+      RowCells("text", "n", "draft", "tokens/step", "accepted", "drafted", "KV read/token", "unshared", "decode t/s"))));
   for (size_t c = 0; c < cases.size(); ++c) {
     report["rows"].push_back(Summarize(cases[c], runs[c]));
-    COPPICE_RETURN_IF_ERROR(Print(FormatRow(report["rows"].back())));
+    COPPICE_RETURN_IF_ERROR(Print(RowForTerminal(RowCells(report["rows"].back()))));
   }
   COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;

@@ -24,6 +24,7 @@
 #include "cli/progress_line.h"
 #include "cli/run_options.h"
 #include "cli/standard_output.h"
+#include "cli/terminal.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
 #include "model/checkpoint.h"
@@ -273,12 +274,12 @@ Result<ExitCode> BenchLoad(BenchLoadOptions options) {
   COPPICE_ASSIGN_OR_RETURN(const std::vector<ordered_json> found, MeasureAll(options, cases, append));
   if (!servers && !found.empty()) report["dtype"] = found.front()["result"]["dtype"];  // of the device at hand, so the same in all
   report["rows"] = ordered_json::array();
-  COPPICE_RETURN_IF_ERROR(Print(FormatLoadHead(servers)));
+  COPPICE_RETURN_IF_ERROR(Print(RowForTerminal(LoadHeadCells(servers))));
   for (size_t c = 0; c < cases.size(); ++c) {
     ordered_json row = {{"label", cases[c].point->label}, {"x", cases[c].point->x}};
     row.update(cases[c].system->name);
     row.update(found[c]);
-    COPPICE_RETURN_IF_ERROR(Print(FormatLoadRow(row)));
+    COPPICE_RETURN_IF_ERROR(Print(RowForTerminal(LoadRowCells(row))));
     report["rows"].push_back(std::move(row));
   }
   COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));

@@ -20,6 +20,7 @@
 #include "cli/bench/svg_plot.h"
 #include "cli/parsed_option.h"
 #include "cli/standard_output.h"
+#include "cli/terminal.h"
 #include "core/check.h"
 #include "core/thread_pool.h"
 
@@ -239,9 +240,9 @@ Result<ExitCode> BenchPod(const BenchPodOptions& options) {
   for (const PodBatch& batch : batches) {
     COPPICE_ASSIGN_OR_RETURN(const PodResult result, bench.Run(batch));
     report["rows"].push_back(ToJson(result));
-    COPPICE_RETURN_IF_ERROR(Print(FormatLine(result)));
+    COPPICE_RETURN_IF_ERROR(Print(ForTerminal(FormatLine(result))));
   }
-  COPPICE_RETURN_IF_ERROR(Print(FormatSummary(CollectSpeedups(report["rows"]))));
+  COPPICE_RETURN_IF_ERROR(Print(ForTerminal(FormatSummary(CollectSpeedups(report["rows"])))));
   COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
   COPPICE_RETURN_IF_ERROR(WriteReport(options.csv, FormatCsv(report["rows"]), "--csv"));
   COPPICE_RETURN_IF_ERROR(WriteReport(options.html, PodHtml(report), "--html"));

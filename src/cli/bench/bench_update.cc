@@ -16,6 +16,7 @@
 #include "cli/parsed_option.h"
 #include "cli/run_options.h"
 #include "cli/standard_output.h"
+#include "cli/terminal.h"
 #include "coppice/engine/engine.h"
 #include "core/buffer.h"
 #include "core/check.h"
@@ -178,7 +179,7 @@ Result<ExitCode> BenchUpdate(BenchUpdateOptions options) {
                             ? fmt::format(", with an update in {:.0f} ms", 1e3 * sleep["wake_and_update_seconds"].get<double>())
                             : "");
   }
-  COPPICE_RETURN_IF_ERROR(Print(text));
+  COPPICE_RETURN_IF_ERROR(Print(ForTerminal(text)));
   COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;
 }

@@ -97,24 +97,38 @@ std::string Table(const ordered_json& rows) {
 
 }  // namespace
 
-std::string FormatDecodeHead() {
-  return fmt::format("{:>6} {:>4}  {:<17} {:>10} {:>10} {:>12} {:>10} {:>9} {:>7} {:>8} {:>8}\n", "prompt", "n", "sharing",
-                     "decode t/s", "prefill t/s", "KV read/step", "peak RSS", "step ms", "graphs", "/ graph", "first s");
+std::vector<std::string> DecodeHeadCells() {
+  const auto right = [](std::string_view text, int width) { return fmt::format("{:>{}}", text, width); };
+  return {right("prompt", 6),
+          right("n", 4),
+          fmt::format("{:<18}", " sharing"),
+          right("decode t/s", 10),
+          right("prefill t/s", 11),
+          right("KV read/step", 12),
+          right("peak RSS", 10),
+          right("step ms", 9),
+          right("graphs", 7),
+          right("/ graph", 8),
+          right("first s", 8)};
 }
 
-std::string FormatDecodeRow(const ordered_json& row) {
-  const std::string begin =
-      fmt::format("{:>6} {:>4}  {:<17}", row["prompt_tokens"].get<int>(), row["samples"].get<int>(), ModeOf(row));
-  if (!HasRoom(row)) return begin + fmt::format(" {:>10} {:>10} {:>12} {:>10}\n", "x", "x", "x", "x");
-  const bool graphs = Number(row, "graph_steps") > 0;
-  const auto number = [&](const char* key, int digits) {
-    return row[key].is_null() ? "-" : fmt::format("{:.{}f}", Number(row, key), digits);
-  };
-  return begin + fmt::format(" {:>10.1f} {:>10.1f} {:>12} {:>10} {:>9.3f} {:>7} {:>8} {:>8}\n",
-                             Number(row, "decode_tokens_per_second"), Number(row, "prefill_tokens_per_second"),
-                             Bytes(row, "kv_bytes_read_per_step"), Bytes(row, "peak_rss_bytes"), Number(row, "step_ms"),
-                             graphs ? fmt::format("{:.1f}%", 100 * Number(row, "graph_step_share")) : "-",
-                             number("step_over_graph", 3), number("first_token_seconds", 2));
+std::vector<std::string> DecodeRowCells(const ordered_json& row) {
+  const std::vector<std::string> head = DecodeHeadCells();
+  std::vector<std::string> cells = {row["prompt_tokens"].dump(), row["samples"].dump(), fmt::format(" {:<17}", ModeOf(row))};
+  if (HasRoom(row)) {
+    const auto number = [&](const char* key, int digits) {
+      return row[key].is_null() ? "-" : fmt::format("{:.{}f}", Number(row, key), digits);
+    };
+    const bool graphs = Number(row, "graph_steps") > 0;
+    cells.insert(cells.end(), {number("decode_tokens_per_second", 1), number("prefill_tokens_per_second", 1),
+                               Bytes(row, "kv_bytes_read_per_step"), Bytes(row, "peak_rss_bytes"), number("step_ms", 3),
+                               graphs ? fmt::format("{:.1f}%", 100 * Number(row, "graph_step_share")) : "-",
+                               number("step_over_graph", 3), number("first_token_seconds", 2)});
+  } else {
+    cells.resize(head.size() - 4, "x");
+  }
+  for (size_t i = 0; i < cells.size(); ++i) cells[i] = fmt::format("{:>{}}", cells[i], head[i].size());
+  return cells;
 }
 
 void AddAttention(const ModelConfig& model, int32_t max_tokens, const std::optional<Roofline>& roofline, ordered_json* rows) {

@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "model/config.h"
 
@@ -14,9 +15,9 @@ struct Roofline {
   double bytes_per_second = 0, flops_per_second = 0;
 };
 
-// The head of the columns, and a row of "rows"; a case that memory has no room for shows x.
-std::string FormatDecodeHead();
-std::string FormatDecodeRow(const nlohmann::ordered_json& row);
+// The cells of the table's head, and of a row of "rows"; a case that memory has no room for shows x.
+std::vector<std::string> DecodeHeadCells();
+std::vector<std::string> DecodeRowCells(const nlohmann::ordered_json& row);
 
 // For each row of a sharing mode whose case was measured without attention too, "attention": the difference of their steps, in ms
 // ("step_ms"), and, with a roofline, the serial bound ("bound_ms"): of the tokens that a mode reads once for all, and of the

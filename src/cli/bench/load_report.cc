@@ -168,43 +168,67 @@ std::string LoadReportHtml(const ordered_json& report) {
   return html + "</body></html>\n";
 }
 
-std::string FormatLoadHead(bool servers) {
-  const std::string common =
-      fmt::format("{:<24} {:>6} {:>6}  {:<{}} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8} {:>7} {:>7}", "workload", "x", "rate",
-                  servers ? "server" : "sharing", servers ? 24 : 17, "req/min", "out tok/s", "TTFT p50", "p99 s", "TBT p50",
-                  "p99 ms", "latency50", "s/token", ">200ms", ">500ms");
-  return servers ? fmt::format("{} {:>7} {:>10} {:>10}\n", common, "refused", "CPU us/tok", "server's")
-                 : fmt::format("{} {:>6} {:>10} {:>10}\n", common, "hits", "KV read", "not read");
+std::vector<std::string> LoadHeadCells(bool servers) {
+  const auto right = [](std::string_view text, int width) { return fmt::format("{:>{}}", text, width); };
+  std::vector<std::string> cells = {fmt::format("{:<24}", "workload"),
+                                    right("x", 6),
+                                    right("rate", 6),
+                                    fmt::format("{:<{}}", servers ? " server" : " sharing", servers ? 25 : 18),
+                                    right("req/min", 9),
+                                    right("out tok/s", 9),
+                                    right("TTFT p50", 8),
+                                    right("p99 s", 8),
+                                    right("TBT p50", 8),
+                                    right("p99 ms", 8),
+                                    right("latency50", 9),
+                                    right("s/token", 8),
+                                    right(">200ms", 7),
+                                    right(">500ms", 7)};
+  const std::vector<std::string> last = servers ? std::vector{right("refused", 7), right("CPU us/tok", 10), right("server's", 10)}
+                                                : std::vector{right("hits", 6), right("KV read", 10), right("not read", 10)};
+  cells.insert(cells.end(), last.begin(), last.end());
+  return cells;
 }
 
-std::string FormatLoadRow(const ordered_json& row) {
+std::vector<std::string> LoadRowCells(const ordered_json& row) {
   const ordered_json& result = row["result"];
   const bool servers = row.contains("server");
-  std::string text = fmt::format(
-      "{:<24} {:>6g} {:>6}  {:<{}} {:>9.1f} {:>9.1f} {:>8.3f} {:>8.3f} {:>8.2f} {:>8.2f} {:>9.2f} {:>8.4f} {:>6.1f}% {:>6.1f}%",
-      Str(row, "label"), row["x"].get<double>(), row["rate"].is_null() ? "all" : fmt::format("{:.4g}", row["rate"].get<double>()),
-      Series(row), servers ? 24 : 17, 60 * Value(row, nullptr, "requests_per_second"),
-      Value(row, nullptr, "output_tokens_per_second"), Value(row, "ttft", "p50"), Value(row, "ttft", "p99"),
-      1e3 * Value(row, "tbt", "p50"), 1e3 * Value(row, "tbt", "p99"), Value(row, "latency", "p50"),
-      Value(row, "normalized_latency", "mean"), 100 * Value(row, nullptr, "stalled_200ms_share"),
-      100 * Value(row, nullptr, "stalled_500ms_share"));
+  const std::vector<std::string> head = LoadHeadCells(servers);
+  const auto value = [&](const char* group, const char* key, int digits, double unit = 1) {
+    return fmt::format("{:.{}f}", unit * Value(row, group, key), digits);
+  };
+  const auto percent = [&](const char* key) { return value(nullptr, key, 1, 100) + "%"; };
+  std::vector<std::string> cells = {fmt::format("{:<{}}", Str(row, "label"), head[0].size()),
+                                    fmt::format("{:g}", row["x"].get<double>()),
+                                    row["rate"].is_null() ? "all" : fmt::format("{:.4g}", row["rate"].get<double>()),
+                                    fmt::format(" {:<{}}", Series(row), head[3].size() - 1),
+                                    value(nullptr, "requests_per_second", 1, 60),
+                                    value(nullptr, "output_tokens_per_second", 1),
+                                    value("ttft", "p50", 3),
+                                    value("ttft", "p99", 3),
+                                    value("tbt", "p50", 2, 1e3),
+                                    value("tbt", "p99", 2, 1e3),
+                                    value("latency", "p50", 2),
+                                    value("normalized_latency", "mean", 4),
+                                    percent("stalled_200ms_share"),
+                                    percent("stalled_500ms_share")};
   if (servers) {
     const auto cpu = [&](const char* key) {
       return result.contains(key) ? fmt::format("{:.2f}", 1e6 * result[key].get<double>()) : std::string("-");
     };
-    text += fmt::format(" {:>7} {:>10} {:>10}", result["refused"].get<int64_t>(), cpu("client_cpu_seconds_per_token"),
-                        cpu("server_cpu_seconds_per_token"));
+    cells.insert(cells.end(), {result["refused"].dump(), cpu("client_cpu_seconds_per_token"), cpu("server_cpu_seconds_per_token")});
   } else {
-    text += fmt::format(" {:>5.1f}% {:>10} {:>10}", 100 * Value(row, nullptr, "hit_rate"),
-                        FormatBytes(Value(row, nullptr, "kv_bytes_read")), FormatBytes(Value(row, nullptr, "kv_bytes_saved")));
+    cells.insert(cells.end(), {percent("hit_rate"), FormatBytes(Value(row, nullptr, "kv_bytes_read")),
+                               FormatBytes(Value(row, nullptr, "kv_bytes_saved"))});
   }
+  for (size_t i = 0; i < cells.size(); ++i) cells[i] = fmt::format("{:>{}}", cells[i], head[i].size());
   if (const auto capacity = row.find("capacity"); capacity != row.end()) {
     const double rate = (*capacity)["rate"].get<double>();
-    text += rate == 0                         ? "  capacity: below this rate"
-            : (*capacity)["beyond"].is_null() ? fmt::format("  capacity: at least {:.4g}/s; more --requests show more", rate)
-                                              : fmt::format("  capacity: {:.4g}/s", rate);
+    cells.push_back(rate == 0                         ? " capacity: below this rate"
+                    : (*capacity)["beyond"].is_null() ? fmt::format(" capacity: at least {:.4g}/s; more --requests show more", rate)
+                                                      : fmt::format(" capacity: {:.4g}/s", rate));
   }
-  return text + "\n";
+  return cells;
 }
 
 }  // namespace coppice::cli

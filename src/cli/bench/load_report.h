@@ -4,14 +4,15 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 namespace coppice::cli {
 
 // `report` as written by --out (docs/benchmarks.md).
 std::string LoadReportHtml(const nlohmann::ordered_json& report);
 
-// The report as lines of text: the head of the columns, and a row of "rows", of servers or of sharing modes.
-std::string FormatLoadHead(bool servers);
-std::string FormatLoadRow(const nlohmann::ordered_json& row);
+// The report as a table: the cells of its head, and of a row of "rows", of servers or of sharing modes.
+std::vector<std::string> LoadHeadCells(bool servers);
+std::vector<std::string> LoadRowCells(const nlohmann::ordered_json& row);
 
 }  // namespace coppice::cli

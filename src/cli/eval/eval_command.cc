@@ -84,14 +84,14 @@ Result<ExitCode> Evaluate(EvalOptions options, const std::string& name, const Ev
     ordered_json& entry = report["modes"][std::string(Name(mode))] = ToJson(results.back());
     entry["items_unlike_first_mode"] = Differences(results.front(), results.back());
     if (results.size() == 1) {
-      std::string head = fmt::format("{:<9} {:<26} {:>9} {:>19} {:>6} {:>6}\n", "sharing", "", "", "95 % interval", "n", "unlike");
+      std::string head = fmt::format("{:<9} {:<25} {:>9} {:>19} {:>6} {:>6}\n", "sharing", "", "", "95 % interval", "n", "unlike");
       if (options.modes.size() > 1) head = "unlike: items that came out otherwise than in the first mode\n" + head;
       COPPICE_RETURN_IF_ERROR(Print(head));
     }
     for (const Score& score : results.back().scores) {
       const Estimate& estimate = score.estimate;
       COPPICE_RETURN_IF_ERROR(
-          Print(fmt::format("{:<9} {:<26} {:>9.4f} {:>9.4f} {:>9.4f} {:>6} {:>6}\n", Name(mode), score.name, estimate.value,
+          Print(fmt::format("{:<9} {:<25} {:>9.4f} {:>9.4f} {:>9.4f} {:>6} {:>6}\n", Name(mode), score.name, estimate.value,
                             estimate.low, estimate.high, estimate.n, Differences(results.front(), results.back()))));
     }
   }
