@@ -16,9 +16,11 @@ set(COPPICE_ATTENTION_LAYERS core attention)
 set(COPPICE_ENGINE_LAYERS ops tokenizer model cache runner engine)
 set(COPPICE_INSTALLED_LAYERS ${COPPICE_ATTENTION_LAYERS} ${COPPICE_ENGINE_LAYERS})
 
-# coppice_layer(name SOURCES ... DEPENDS ... [PRIVATE_DEPENDS ...]): the library coppice_<name>, alias coppice::<name>.
+# coppice_layer(name SOURCES ... DEPENDS ... [PRIVATE_DEPENDS ...] [APART ...] [OPTIMIZE flag]): the library coppice_<name>, alias coppice::<name>.
+# With COPPICE_UNITY its sources are compiled several together, but for those of APART: their anonymous namespaces have names of
+# others', or they set their instruction set. OPTIMIZE is the flag of a Release build in place of -O3, for layers that steps do not wait for.
 function(coppice_layer name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "" "OPTIMIZE" "SOURCES;DEPENDS;PRIVATE_DEPENDS;APART" ${ARGN})
   set(type STATIC)
   if(name IN_LIST COPPICE_INSTALLED_LAYERS)
     set(type)
@@ -29,6 +31,11 @@ function(coppice_layer name)
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
     PRIVATE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
   target_link_libraries(coppice_${name} PUBLIC ${ARG_DEPENDS} PRIVATE $<BUILD_INTERFACE:coppice_flags> ${ARG_PRIVATE_DEPENDS})
+  if(ARG_OPTIMIZE)
+    target_compile_options(coppice_${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:${ARG_OPTIMIZE}>)
+  endif()
+  set_source_files_properties(${ARG_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  set_target_properties(coppice_${name} PROPERTIES UNITY_BUILD ${COPPICE_UNITY} UNITY_BUILD_BATCH_SIZE 12)
   set_target_properties(coppice_${name} PROPERTIES EXPORT_NAME ${name} INSTALL_RPATH $ORIGIN DEFINE_SYMBOL ""
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 endfunction()

@@ -40,6 +40,7 @@
 #include "cli/score_command.h"
 #include "cli/serve_command.h"
 #include "cli/standard_output.h"
+#include "cli/version.h"
 #include "core/check.h"
 #include "core/exhaustion.h"
 #include "core/trace.h"
@@ -69,7 +70,7 @@ Result<ExitCode> RunTraced(const Command& command) {
 
 Result<ExitCode> RunCommandLine(int argc, char** argv) {
   CLI::App app{"Coppice: LLM inference that reads shared KV once per step", "coppice"};
-  app.set_version_flag("--version", "coppice " COPPICE_VERSION);
+  app.set_version_flag("--version", [] { return coppice::cli::VersionText(); });
   app.require_subcommand(1);
   coppice::cli::UseHelp(app);
   const auto add_group = [&app](const char* name, const char* help) {

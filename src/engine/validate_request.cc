@@ -21,7 +21,7 @@ constexpr size_t kMostStops = 256, kLongestStopBytes = 1024;
 constexpr size_t kLongestNameBytes = 4096;  // salts and names of pins
 constexpr double kLongestSeconds = 1e9;     // 31 years; the clock counts nanoseconds in 63 bits
 
-Status Refuse(const std::string& field, double value, const std::string& expected) {
+Status RefuseField(const std::string& field, double value, const std::string& expected) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.10g", value);  // integers of 32 bits whole, small numbers not as 0
   return InvalidArgument(field + " is " + text + ", expected " + expected);
@@ -37,7 +37,7 @@ bool IsModerate(float value) { return std::abs(value) <= kLargestNumber; }
 Status CheckIds(const char* field, std::span<const int32_t> ids, int32_t vocab_size) {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= vocab_size)
-      return Refuse(field + ("[" + std::to_string(i) + "]"), ids[i], "a token id in 0.." + std::to_string(vocab_size - 1));
+      return RefuseField(field + ("[" + std::to_string(i) + "]"), ids[i], "a token id in 0.." + std::to_string(vocab_size - 1));
   }
   return OkStatus();
 }
@@ -54,23 +54,25 @@ Status CheckLogitBias(std::span<const std::pair<int32_t, float>> biases, int32_t
     return RefuseSize("logit_bias", biases.size(), "entries", static_cast<size_t>(vocab_size));
   for (const auto& [token, bias] : biases) {
     if (token < 0 || token >= vocab_size)
-      return Refuse("logit_bias of a token that", token, "a token id in 0.." + std::to_string(vocab_size - 1));
+      return RefuseField("logit_bias of a token that", token, "a token id in 0.." + std::to_string(vocab_size - 1));
     if (!IsModerate(bias) && bias != -std::numeric_limits<float>::infinity())
-      return Refuse("logit_bias of token " + std::to_string(token), bias, "a number in -1e9..1e9");
+      return RefuseField("logit_bias of token " + std::to_string(token), bias, "a number in -1e9..1e9");
   }
   return OkStatus();
 }
 
 Status CheckSampling(const SamplingParams& params) {
   if (!(params.temperature >= 0 && std::isfinite(params.temperature)))
-    return Refuse("temperature", params.temperature, "0 (greedy) or a positive number");
-  if (!(params.top_p > 0 && params.top_p <= 1)) return Refuse("top_p", params.top_p, "a number above 0 and at most 1");
-  if (params.top_k < 0) return Refuse("top_k", params.top_k, "0 (all tokens) or a positive number");
-  if (!(params.min_p >= 0 && params.min_p <= 1)) return Refuse("min_p", params.min_p, "a number from 0 to 1");
-  if (!IsModerate(params.presence_penalty)) return Refuse("presence_penalty", params.presence_penalty, "a number in -1e9..1e9");
-  if (!IsModerate(params.frequency_penalty)) return Refuse("frequency_penalty", params.frequency_penalty, "a number in -1e9..1e9");
+    return RefuseField("temperature", params.temperature, "0 (greedy) or a positive number");
+  if (!(params.top_p > 0 && params.top_p <= 1)) return RefuseField("top_p", params.top_p, "a number above 0 and at most 1");
+  if (params.top_k < 0) return RefuseField("top_k", params.top_k, "0 (all tokens) or a positive number");
+  if (!(params.min_p >= 0 && params.min_p <= 1)) return RefuseField("min_p", params.min_p, "a number from 0 to 1");
+  if (!IsModerate(params.presence_penalty))
+    return RefuseField("presence_penalty", params.presence_penalty, "a number in -1e9..1e9");
+  if (!IsModerate(params.frequency_penalty))
+    return RefuseField("frequency_penalty", params.frequency_penalty, "a number in -1e9..1e9");
   if (!(params.repetition_penalty >= 1 / kLargestNumber && IsModerate(params.repetition_penalty)))
-    return Refuse("repetition_penalty", params.repetition_penalty, "a positive number in 1e-9..1e9");
+    return RefuseField("repetition_penalty", params.repetition_penalty, "a positive number in 1e-9..1e9");
   return OkStatus();
 }
 
@@ -96,11 +98,12 @@ Status CheckScores(const Request& request, int32_t vocab_size) {
     const auto& [position, token] = request.prompt_scores[i];
     const std::string place = "prompt_scores[" + std::to_string(i) + "]";
     if (position < before || position >= length) {
-      return Refuse(place + ".position", position,
-                    "a prompt index in " + std::to_string(before) + ".." + std::to_string(length - 1) + ", not below that before");
+      return RefuseField(
+          place + ".position", position,
+          "a prompt index in " + std::to_string(before) + ".." + std::to_string(length - 1) + ", not below that before");
     }
     if (token < 0 || token >= vocab_size)
-      return Refuse(place + ".token", token, "a token id in 0.." + std::to_string(vocab_size - 1));
+      return RefuseField(place + ".token", token, "a token id in 0.." + std::to_string(vocab_size - 1));
     before = position;
   }
   if (!request.prompt_scores.empty() && request.prompt_logprobs)
@@ -112,9 +115,10 @@ Status CheckScores(const Request& request, int32_t vocab_size) {
 Status CheckSamples(int32_t n, const RequestLimits& limits) {
   const int32_t most = std::max(limits.num_pages, limits.max_running);
   if (n <= most) return OkStatus();
-  return Refuse("n", n,
-                "at most " + std::to_string(most) + ", the pages of the KV cache: a sample needs one of its own to run; ask for " +
-                    "fewer, or raise kv_cache_bytes (--kv-cache)");
+  return RefuseField("n", n,
+                     "at most " + std::to_string(most) +
+                         ", the pages of the KV cache: a sample needs one of its own to run; ask for " +
+                         "fewer, or raise kv_cache_bytes (--kv-cache)");
 }
 
 }  // namespace
@@ -122,19 +126,19 @@ Status CheckSamples(int32_t n, const RequestLimits& limits) {
 Status ValidateTenant(const CacheTenant& tenant) {
   if (tenant.name.size() > kLongestNameBytes)
     return RefuseSize("cache_tenant.name", tenant.name.size(), "bytes", kLongestNameBytes);
-  return tenant.begin < 0 ? Refuse("cache_tenant.begin", tenant.begin, "a prompt index") : OkStatus();
+  return tenant.begin < 0 ? RefuseField("cache_tenant.begin", tenant.begin, "a prompt index") : OkStatus();
 }
 
 Status ValidateParameters(const Request& request) {
-  if (request.n < 1) return Refuse("n", request.n, "at least 1");
-  if (request.max_tokens < 0) return Refuse("max_tokens", request.max_tokens, "at least 0");
+  if (request.n < 1) return RefuseField("n", request.n, "at least 1");
+  if (request.max_tokens < 0) return RefuseField("max_tokens", request.max_tokens, "at least 0");
   if (request.min_tokens < 0 || request.min_tokens > request.max_tokens)
-    return Refuse("min_tokens", request.min_tokens, "a number in 0.." + std::to_string(request.max_tokens) + " (max_tokens)");
+    return RefuseField("min_tokens", request.min_tokens, "a number in 0.." + std::to_string(request.max_tokens) + " (max_tokens)");
   if (request.top_logprobs < 0 || request.top_logprobs > kMaxTopLogprobs)
-    return Refuse("top_logprobs", request.top_logprobs, "a number in 0.." + std::to_string(kMaxTopLogprobs));
+    return RefuseField("top_logprobs", request.top_logprobs, "a number in 0.." + std::to_string(kMaxTopLogprobs));
   if (!(request.timeout_seconds >= 0 && request.timeout_seconds <= kLongestSeconds))
-    return Refuse("timeout_seconds", request.timeout_seconds, "0 (none) or a number up to 1e9");
-  if (request.cache_private_begin < 0) return Refuse("cache_private_begin", request.cache_private_begin, "a prompt index");
+    return RefuseField("timeout_seconds", request.timeout_seconds, "0 (none) or a number up to 1e9");
+  if (request.cache_private_begin < 0) return RefuseField("cache_private_begin", request.cache_private_begin, "a prompt index");
   COPPICE_RETURN_IF_ERROR(ValidateTenant(request.cache_tenant));
   COPPICE_RETURN_IF_ERROR(CheckTexts(request));
   return CheckSampling(request.sampling);
@@ -166,8 +170,8 @@ Status ValidateRequest(const Request& request, const RequestLimits& limits) {
     return InvalidArgument("stop strings need a tokenizer and the model has none: use stop_token_ids");
   }
   if (request.constraint != nullptr && request.constraint->vocab_size() != limits.vocab_size) {
-    return Refuse("the vocabulary of constraint", request.constraint->vocab_size(),
-                  std::to_string(limits.vocab_size) + " tokens, the model's");
+    return RefuseField("the vocabulary of constraint", request.constraint->vocab_size(),
+                       std::to_string(limits.vocab_size) + " tokens, the model's");
   }
   if (!request.pin_prompt_as.empty() && !limits.can_pin) {
     return InvalidArgument("pin_prompt_as is \"" + request.pin_prompt_as +

@@ -6,7 +6,7 @@
 namespace coppice::openai {
 namespace {
 
-constexpr int32_t kNone = -1;
+constexpr int32_t kAbsent = -1;
 
 // Walks the sequences in the order of their tokens, so that those with a common path follow each other.
 class Builder {
@@ -34,14 +34,14 @@ class Builder {
  private:
   void AddSequence(size_t i) {
     const auto& [tokens, begin] = sequences_[i];
-    owners_.resize(tokens.size(), kNone);
-    scores_.resize(tokens.size(), kNone);
-    int32_t own_part = kNone;
+    owners_.resize(tokens.size(), kAbsent);
+    scores_.resize(tokens.size(), kAbsent);
+    int32_t own_part = kAbsent;
     std::ptrdiff_t computed = 0;  // by its own part
     for (size_t place = static_cast<size_t>(begin); place < tokens.size(); ++place) {
-      if (scores_[place] == kNone) {
-        if (owners_[place - 1] == kNone) {  // nobody computes the token before it so far
-          if (own_part == kNone) {
+      if (scores_[place] == kAbsent) {
+        if (owners_[place - 1] == kAbsent) {  // nobody computes the token before it so far
+          if (own_part == kAbsent) {
             own_part = static_cast<int32_t>(tree_.parts.size());
             tree_.parts.emplace_back();
           }
@@ -54,7 +54,7 @@ class Builder {
       }
       tree_.score_ids[i].push_back(scores_[place]);
     }
-    if (own_part != kNone) tree_.parts[own_part].prompt_ids.assign(tokens.begin(), tokens.begin() + computed);
+    if (own_part != kAbsent) tree_.parts[own_part].prompt_ids.assign(tokens.begin(), tokens.begin() + computed);
   }
 
   static void Sort(ScoreTree::Part* part) {

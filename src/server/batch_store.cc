@@ -21,14 +21,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kIdBegin = "batch_";
-constexpr const char* kRecord = ".json";
 
 }  // namespace
 
 BatchStore::~BatchStore() { Stop(); }
 
 std::string BatchStore::PathOf(const std::string& id) const {
-  return (fs::path(context_.files->options().folder) / (id + kRecord)).string();
+  return (fs::path(context_.files->options().folder) / (id + kRecordSuffix)).string();
 }
 
 Status BatchStore::Save(const std::string& id) {
@@ -49,7 +48,7 @@ Status BatchStore::Restore() {
   std::error_code absent;
   for (const fs::directory_entry& file : fs::directory_iterator(context_.files->options().folder, absent)) {
     const std::string id = file.path().stem().string();
-    if (file.path().extension() != kRecord || !IsNamed(id, kIdBegin)) continue;
+    if (file.path().extension() != kRecordSuffix || !IsNamed(id, kIdBegin)) continue;
     const Result<nlohmann::json> value = ReadRecord(file.path().string());
     Result<Batch> batch = value.ok() ? ParseRecord(id, *value) : Result<Batch>(value.status());
     if (batch.ok()) {

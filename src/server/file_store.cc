@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr const char *kRecord = ".json", *kData = ".data";
+constexpr const char* kData = ".data";
 constexpr std::string_view kIdBegin = "file-";
 
 }  // namespace
@@ -67,7 +67,7 @@ Status FileStore::Restore(const std::set<std::string>& unfinished) {
     const std::string id = file.path().stem().string();
     if (!IsNamed(id, kIdBegin)) continue;
     if (file.path().extension() == kData) data.push_back(id);
-    if (file.path().extension() != kRecord) continue;
+    if (file.path().extension() != kRecordSuffix) continue;
     Result<FileInfo> info = ReadRecord(id);
     if (info.ok()) {
       found.push_back(*std::move(info));
@@ -84,13 +84,13 @@ Status FileStore::Restore(const std::set<std::string>& unfinished) {
   }
   for (const std::string& id : data) {
     // What an upload left that a kill cut off.
-    if (!fs::exists(fs::path(options_.folder) / (id + kRecord), error) && !unfinished.contains(id)) RemoveFiles(id);
+    if (!fs::exists(fs::path(options_.folder) / (id + kRecordSuffix), error) && !unfinished.contains(id)) RemoveFiles(id);
   }
   return OkStatus();
 }
 
 Result<FileInfo> FileStore::ReadRecord(const std::string& id) const {
-  COPPICE_ASSIGN_OR_RETURN(const json value, server::ReadRecord((fs::path(options_.folder) / (id + kRecord)).string()));
+  COPPICE_ASSIGN_OR_RETURN(const json value, server::ReadRecord((fs::path(options_.folder) / (id + kRecordSuffix)).string()));
   RecordReader record(value);
   FileInfo info = {.id = id};
   info.key = record.String("key");
@@ -110,13 +110,13 @@ Status FileStore::WriteRecord(const FileInfo& info) const {
   ordered_json record = {
       {"key", info.key}, {"filename", info.filename}, {"purpose", info.purpose}, {"bytes", info.bytes}, {"created", info.created}};
   if (info.expires) record["expires"] = *info.expires;
-  return ReplaceFile((fs::path(options_.folder) / (info.id + kRecord)).string(), DumpJson(std::move(record)) + "\n");
+  return ReplaceFile((fs::path(options_.folder) / (info.id + kRecordSuffix)).string(), DumpJson(std::move(record)) + "\n");
 }
 
 // The record first: without it, what is left is no file.
 void FileStore::RemoveFiles(const std::string& id) const {
   std::error_code ignored;
-  for (const char* suffix : {kRecord, kData}) fs::remove(fs::path(options_.folder) / (id + suffix), ignored);
+  for (const char* suffix : {kRecordSuffix, kData}) fs::remove(fs::path(options_.folder) / (id + suffix), ignored);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------- files

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr const char *kRecord = ".json", *kKv = ".safetensors";
+constexpr const char* kKv = ".safetensors";
 
 constexpr int64_t kLastSecond = int64_t{1} << 33;  // of records: the year 2242; a clock of nanoseconds holds it
 
@@ -291,7 +291,7 @@ Status PrefixStore::Save(const Id& id, Entry* entry) const {
   if (entry->expires) record["expires"] = Seconds(*entry->expires);
   record["prefix"] = openai::ToBody(*entry->prefix);
   record["token_ids"] = entry->prefix->token_ids;
-  const Status written = ReplaceFile(PathOf(file, kRecord), record.dump() + "\n");
+  const Status written = ReplaceFile(PathOf(file, kRecordSuffix), record.dump() + "\n");
   if (!written.ok()) {
     RemoveFiles(file);
     return written;
@@ -303,7 +303,7 @@ Status PrefixStore::Save(const Id& id, Entry* entry) const {
 void PrefixStore::RemoveFiles(const std::string& file) const {
   if (file.empty()) return;
   std::error_code ignored;
-  for (const char* suffix : {kRecord, kKv}) fs::remove(PathOf(file, suffix), ignored);
+  for (const char* suffix : {kRecordSuffix, kKv}) fs::remove(PathOf(file, suffix), ignored);
 }
 
 Status PrefixStore::Restore() {
@@ -312,19 +312,19 @@ Status PrefixStore::Restore() {
   std::error_code error;
   std::vector<std::string> files;
   for (const fs::directory_entry& file : fs::directory_iterator(options_.folder, error)) {
-    if (file.path().extension() == kRecord) files.push_back(file.path().stem().string());
+    if (file.path().extension() == kRecordSuffix) files.push_back(file.path().stem().string());
   }
   if (error) return InvalidArgument(fmt::format("prefixes cannot be kept in {}: {}", options_.folder, error.message()));
   std::ranges::sort(files);
   for (const std::string& file : files) {
     if (const Status loaded = Load(file); !loaded.ok())
-      spdlog::warn("{} is left as it is: {}", PathOf(file, kRecord), loaded.message());
+      spdlog::warn("{} is left as it is: {}", PathOf(file, kRecordSuffix), loaded.message());
   }
   return OkStatus();
 }
 
 Status PrefixStore::Load(const std::string& file) {
-  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadRecordText(PathOf(file, kRecord)));
+  COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadRecordText(PathOf(file, kRecordSuffix)));
   COPPICE_ASSIGN_OR_RETURN(Record record, ParseRecord(text));
   const Id id(record.key, record.name);
   Entry entry = {.created = Clock::time_point(std::chrono::seconds(record.created)), .file = file};

@@ -12,6 +12,8 @@
 
 namespace coppice::server {
 
+inline constexpr const char* kRecordSuffix = ".json";
+
 // 32 hex digits that nobody guesses and no other record has.
 inline std::string RandomName() { return RandomHex(16); }
 // Whether `name` is `begin` and a RandomName.

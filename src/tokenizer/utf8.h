@@ -28,6 +28,8 @@ Utf8Char DecodeUtf8(std::string_view text);
 // REQUIRES: `code_point` is a Unicode scalar value.
 void AppendUtf8(char32_t code_point, std::string* out);
 
+constexpr bool IsAsciiDigit(char c) { return c >= '0' && c <= '9'; }
+
 // Unicode's White_Space.
 bool IsWhiteSpace(char32_t code_point);
 

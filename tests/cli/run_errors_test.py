@@ -146,7 +146,8 @@ class OtherErrorsTest(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done)
 
     def test_help_and_version(self):
-        self.assertEqual(coppice("--version").stdout, "coppice 0.1.0\n")
+        self.assertRegex(coppice("--version").stdout,
+                         r"\Acoppice 0\.2\.0( \([0-9a-f]{10,}\))?\nCPU: kernels for \w+ \(products\), [\w-]+ \(attention\)\nCUDA: .+\nConstrained output: (yes|not in this build.*)\n\Z")
         help_text = coppice("run", "--help")
         self.assertEqual(help_text.returncode, 0)
         for option in ("--prompt-file", "--sharing", "--rank", "--baseline"):

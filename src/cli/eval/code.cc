@@ -18,7 +18,7 @@
 namespace coppice::cli {
 namespace {
 
-constexpr size_t kTop = 3;
+constexpr size_t kTopDistinct = 3;
 
 // Whether one of the distinct samples of highest mean log-probability passed.
 bool TopPasses(const std::vector<openai::Sample>& samples, const std::vector<ProgramResult>& results) {
@@ -30,7 +30,7 @@ bool TopPasses(const std::vector<openai::Sample>& samples, const std::vector<Pro
   for (const size_t i : order) {
     if (!seen.insert(samples[i].text).second) continue;
     if (results[i] == ProgramResult::kPassed) return true;
-    if (seen.size() == kTop) return false;
+    if (seen.size() == kTopDistinct) return false;
   }
   return false;
 }
@@ -94,7 +94,7 @@ Result<EvalResult> Run(const CodeTask& task, Engine& engine, const EvalProgress&
     estimate.high = std::min(estimate.high, 1.0);
     result.scores.push_back({fmt::format("pass@{}", task.k[k]), estimate});
   }
-  result.scores.push_back({fmt::format("pass@top{}", kTop), Proportion(top, problems)});
+  result.scores.push_back({fmt::format("pass@top{}", kTopDistinct), Proportion(top, problems)});
   result.scores.push_back({"programs out of time", Proportion(timed_out, problems * task.samples)});
   return result;
 }

@@ -11,14 +11,14 @@ namespace {
 
 using enum WeightRole;
 
-constexpr std::array<WeightName, 8> kNames = {{{kEmbedding, "transformer.wte"},
-                                               {kFinalNorm, "transformer.ln_f"},
-                                               {kLmHead, "lm_head"},
-                                               {kAttentionNorm, "transformer.h.{}.ln_1"},
-                                               {kQkv, "transformer.h.{}.attn.qkv_proj"},
-                                               {kAttentionOutput, "transformer.h.{}.attn.out_proj"},
-                                               {kUp, "transformer.h.{}.mlp.fc_in"},
-                                               {kDown, "transformer.h.{}.mlp.fc_out"}}};
+constexpr std::array<WeightName, 8> kCodeGenNames = {{{kEmbedding, "transformer.wte"},
+                                                      {kFinalNorm, "transformer.ln_f"},
+                                                      {kLmHead, "lm_head"},
+                                                      {kAttentionNorm, "transformer.h.{}.ln_1"},
+                                                      {kQkv, "transformer.h.{}.attn.qkv_proj"},
+                                                      {kAttentionOutput, "transformer.h.{}.attn.out_proj"},
+                                                      {kUp, "transformer.h.{}.mlp.fc_in"},
+                                                      {kDown, "transformer.h.{}.mlp.fc_out"}}};
 
 // "rotary_dim" is 64 if absent; null rotates whole heads, with the frequencies of the hidden size: no such model is known.
 Status ReadRotation(const ObjectReader& reader, ModelConfig* config) {
@@ -51,7 +51,7 @@ const Family kCodeGen = {
              .activation = "activation_function",
              .norm_eps = "layer_norm_epsilon"},
     .defaults = {.intermediate_multiple = 4, .max_position = 2048, .activation = "gelu_new", .norm_eps = 1e-5f},
-    .weights = kNames,
+    .weights = kCodeGenNames,
     .read_config = ReadRotation};
 
 }  // namespace coppice

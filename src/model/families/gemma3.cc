@@ -14,22 +14,22 @@ namespace {
 
 using enum WeightRole;
 
-constexpr std::array<WeightName, 16> kNames = {{{kEmbedding, "model.embed_tokens"},
-                                                {kFinalNorm, "model.norm"},
-                                                {kLmHead, "lm_head"},
-                                                {kAttentionNorm, "model.layers.{}.input_layernorm"},
-                                                {kQ, "model.layers.{}.self_attn.q_proj"},
-                                                {kK, "model.layers.{}.self_attn.k_proj"},
-                                                {kV, "model.layers.{}.self_attn.v_proj"},
-                                                {kQNorm, "model.layers.{}.self_attn.q_norm"},
-                                                {kKNorm, "model.layers.{}.self_attn.k_norm"},
-                                                {kAttentionOutput, "model.layers.{}.self_attn.o_proj"},
-                                                {kPostAttentionNorm, "model.layers.{}.post_attention_layernorm"},
-                                                {kMlpNorm, "model.layers.{}.pre_feedforward_layernorm"},
-                                                {kGate, "model.layers.{}.mlp.gate_proj"},
-                                                {kUp, "model.layers.{}.mlp.up_proj"},
-                                                {kDown, "model.layers.{}.mlp.down_proj"},
-                                                {kPostMlpNorm, "model.layers.{}.post_feedforward_layernorm"}}};
+constexpr std::array<WeightName, 16> kGemma3Names = {{{kEmbedding, "model.embed_tokens"},
+                                                      {kFinalNorm, "model.norm"},
+                                                      {kLmHead, "lm_head"},
+                                                      {kAttentionNorm, "model.layers.{}.input_layernorm"},
+                                                      {kQ, "model.layers.{}.self_attn.q_proj"},
+                                                      {kK, "model.layers.{}.self_attn.k_proj"},
+                                                      {kV, "model.layers.{}.self_attn.v_proj"},
+                                                      {kQNorm, "model.layers.{}.self_attn.q_norm"},
+                                                      {kKNorm, "model.layers.{}.self_attn.k_norm"},
+                                                      {kAttentionOutput, "model.layers.{}.self_attn.o_proj"},
+                                                      {kPostAttentionNorm, "model.layers.{}.post_attention_layernorm"},
+                                                      {kMlpNorm, "model.layers.{}.pre_feedforward_layernorm"},
+                                                      {kGate, "model.layers.{}.mlp.gate_proj"},
+                                                      {kUp, "model.layers.{}.mlp.up_proj"},
+                                                      {kDown, "model.layers.{}.mlp.down_proj"},
+                                                      {kPostMlpNorm, "model.layers.{}.post_feedforward_layernorm"}}};
 
 constexpr int32_t kPattern = 6;  // every sixth layer is global
 
@@ -100,7 +100,7 @@ const Family kGemma3 = {.name = "gemma3",
                                      .sliding_window = 4096,
                                      .local_pattern = kPattern,
                                      .local_rope_theta = 1e4f},
-                        .weights = kNames,
+                        .weights = kGemma3Names,
                         .read_config = ReadScales,
                         .complete_gguf = CompleteGguf};
 

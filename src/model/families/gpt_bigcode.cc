@@ -11,16 +11,16 @@ namespace {
 
 using enum WeightRole;
 
-constexpr std::array<WeightName, 10> kNames = {{{kEmbedding, "transformer.wte"},
-                                                {kPositions, "transformer.wpe"},
-                                                {kFinalNorm, "transformer.ln_f"},
-                                                {kLmHead, "lm_head"},
-                                                {kAttentionNorm, "transformer.h.{}.ln_1"},
-                                                {kQkv, "transformer.h.{}.attn.c_attn"},
-                                                {kAttentionOutput, "transformer.h.{}.attn.c_proj"},
-                                                {kMlpNorm, "transformer.h.{}.ln_2"},
-                                                {kUp, "transformer.h.{}.mlp.c_fc"},
-                                                {kDown, "transformer.h.{}.mlp.c_proj"}}};
+constexpr std::array<WeightName, 10> kStarCoderNames = {{{kEmbedding, "transformer.wte"},
+                                                         {kPositions, "transformer.wpe"},
+                                                         {kFinalNorm, "transformer.ln_f"},
+                                                         {kLmHead, "lm_head"},
+                                                         {kAttentionNorm, "transformer.h.{}.ln_1"},
+                                                         {kQkv, "transformer.h.{}.attn.c_attn"},
+                                                         {kAttentionOutput, "transformer.h.{}.attn.c_proj"},
+                                                         {kMlpNorm, "transformer.h.{}.ln_2"},
+                                                         {kUp, "transformer.h.{}.mlp.c_fc"},
+                                                         {kDown, "transformer.h.{}.mlp.c_proj"}}};
 
 Status ReadHeads(const ObjectReader& reader, ModelConfig* config) {
   bool multi_query = true, scaled = true;
@@ -59,7 +59,7 @@ const Family kGptBigCode = {.name = "starcoder",
                                          .activation = "gelu_pytorch_tanh",
                                          .norm_eps = 1e-5f,
                                          .tie_embeddings = true},
-                            .weights = kNames,
+                            .weights = kStarCoderNames,
                             .read_config = ReadHeads};
 
 }  // namespace coppice

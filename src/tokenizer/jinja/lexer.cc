@@ -17,7 +17,6 @@ using Kind = Token::Kind;
 constexpr size_t kMaxTokensInTag = 1000;
 
 bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsNameStart(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 std::string Located(Position position, const std::string& message) {
@@ -194,8 +193,8 @@ class Lexer {
   void ReadToken(Position position, std::string* brackets) {
     const char c = source_[at_];
     if (IsNameStart(c)) {
-      Add(Kind::kName, TakeWhile([](char x) { return IsNameStart(x) || IsDigit(x); }), position);
-    } else if (IsDigit(c)) {
+      Add(Kind::kName, TakeWhile([](char x) { return IsNameStart(x) || IsAsciiDigit(x); }), position);
+    } else if (IsAsciiDigit(c)) {
       ReadNumber(position);
     } else if (c == '\'' || c == '"') {
       ReadString(position);
@@ -212,24 +211,24 @@ class Lexer {
   }
 
   void ReadNumber(Position position) {
-    std::string text = TakeWhile([](char x) { return IsDigit(x) || x == '_'; });
+    std::string text = TakeWhile([](char x) { return IsAsciiDigit(x) || x == '_'; });
     std::erase(text, '_');
     Kind kind = Kind::kInteger;
     // foo.0.bar: digits after a dot are an index, not the integer part of a float.
     const bool after_dot = !tokens_.empty() && tokens_.back().kind == Kind::kOperator && tokens_.back().text == ".";
-    if (!after_dot && at_ + 1 < source_.size() && source_[at_] == '.' && IsDigit(source_[at_ + 1])) {
+    if (!after_dot && at_ + 1 < source_.size() && source_[at_] == '.' && IsAsciiDigit(source_[at_ + 1])) {
       kind = Kind::kFloat;
       ++at_;
-      text += '.' + TakeWhile(IsDigit);
+      text += '.' + TakeWhile(IsAsciiDigit);
     }
     if (!after_dot && at_ < source_.size() && (source_[at_] == 'e' || source_[at_] == 'E')) {
       const bool signed_exponent = at_ + 1 < source_.size() && (source_[at_ + 1] == '+' || source_[at_ + 1] == '-');
       const size_t digits = at_ + (signed_exponent ? 2 : 1);
-      if (digits < source_.size() && IsDigit(source_[digits])) {
+      if (digits < source_.size() && IsAsciiDigit(source_[digits])) {
         kind = Kind::kFloat;
         text += source_.substr(at_, digits - at_);
         at_ = digits;
-        text += TakeWhile(IsDigit);
+        text += TakeWhile(IsAsciiDigit);
       }
     }
     Add(kind, std::move(text), position);

@@ -13,11 +13,9 @@
 namespace coppice::jinja {
 namespace {
 
-constexpr int64_t kMaxPrecision = 1000;  // digits; a double has at most 1074 after the point that are not 0
-constexpr int64_t kMaxWidth = 1 << 30;   // characters; the meter allows far fewer
-constexpr size_t kFieldUnits = 200;      // of Meter: one conversion
-
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+constexpr int64_t kMaxPrecision = 1000;   // digits; a double has at most 1074 after the point that are not 0
+constexpr int64_t kMaxWidth = 1 << 30;    // characters; the meter allows far fewer
+constexpr size_t kConversionUnits = 200;  // of Meter: one conversion
 
 // How one value is written.
 struct Spec {
@@ -119,7 +117,7 @@ double ToFloat(Interpreter& in, const Value& value, char type) {
 // Reads digits. Fails above `limit`.
 int64_t TakeNumber(Interpreter& in, std::string_view text, size_t* at, int64_t limit) {
   int64_t number = 0;
-  for (; *at < text.size() && IsDigit(text[*at]); ++*at) {
+  for (; *at < text.size() && IsAsciiDigit(text[*at]); ++*at) {
     number = number * 10 + (text[*at] - '0');
     if (number > limit) in.Fail("a number in a format is above " + std::to_string(limit));
   }
@@ -164,7 +162,7 @@ class PercentFormatter {
   }
 
   TracedText ReadConversion() {
-    in_.meter().Charge(kFieldUnits);
+    in_.meter().Charge(kConversionUnits);
     if (Peek() == '%') return traced_.Part(text_.substr(at_++, 1));
     Value named;
     bool is_named = false;
@@ -293,7 +291,7 @@ class BraceFormatter {
 
   // `field` is a part of `traced`.
   TracedText Field(const TracedText& traced, std::string_view field, int level) {
-    in_.meter().Charge(kFieldUnits);
+    in_.meter().Charge(kConversionUnits);
     if (level > 1) in_.Fail("a format nests too deeply");
     // name[!conversion][:specification]; an index may contain both signs
     size_t end = 0;
@@ -314,7 +312,7 @@ class BraceFormatter {
   }
 
   Value Argument(std::string_view name) {
-    const bool is_number = !name.empty() && std::all_of(name.begin(), name.end(), IsDigit);
+    const bool is_number = !name.empty() && std::all_of(name.begin(), name.end(), IsAsciiDigit);
     if (!name.empty() && !is_number) {
       const Value* found = FindField(arguments_.named, name, in_.meter());
       if (found == nullptr) in_.Fail("a format names '" + std::string(name) + "', which has no value");
@@ -341,7 +339,7 @@ class BraceFormatter {
       const std::string_view name = path.substr(begin, end - begin);
       if (name.empty() || (is_index && end == path.size())) in_.Fail("a format has an incomplete attribute or index");
       size_t digits = 0;
-      const bool is_number = is_index && std::all_of(name.begin(), name.end(), IsDigit);
+      const bool is_number = is_index && std::all_of(name.begin(), name.end(), IsAsciiDigit);
       value = is_number  ? in_.GetItem(value, TakeNumber(in_, name, &digits, kMaxWidth))
               : is_index ? in_.GetItem(value, TracedText(name))
                          : in_.GetAttribute(value, std::string(name));
@@ -377,7 +375,7 @@ class BraceFormatter {
     spec.width = static_cast<size_t>(TakeNumber(in_, text, &at, kMaxWidth));
     spec.grouping = take(",_");
     if (take(".") != '\0') {
-      if (at == text.size() || !IsDigit(text[at])) in_.Fail("a format's precision is missing");
+      if (at == text.size() || !IsAsciiDigit(text[at])) in_.Fail("a format's precision is missing");
       spec.precision = static_cast<int>(TakeNumber(in_, text, &at, kMaxPrecision));
     }
     spec.type = take("sdboxXeEfFgG%");
