@@ -114,3 +114,15 @@ install_python_packages() {
     die "pip could not install them; check the network"
   cp "$1" "$folder/.requirements"
 }
+
+# bare_chroot SUITE FOLDER: Debian's SUITE in FOLDER, the least that apt works in; from the mirror of this machine. For root.
+bare_chroot() {
+  ((EUID == 0)) || die "chroots need root"
+  local mirror log
+  mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | grep -oE 'https?://[^ ]+/debian/?( |$)' || true)
+  mirror=${mirror%%[[:space:]]*}
+  log=$(mktemp)
+  debootstrap --variant=minbase "$1" "$2" ${mirror:+"$mirror"} >"$log" 2>&1 || { cat "$log" >&2 && die "debootstrap could not make $1"; }
+  rm -f "$log"
+  mount --bind /proc "$2/proc"
+}
