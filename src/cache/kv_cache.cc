@@ -160,6 +160,35 @@ BranchId KvCache::Fork(BranchId parent_id) {
   return id;
 }
 
+BranchId KvCache::ForkAt(BranchId parent_id, int32_t kv_len) {
+  if (free_branches_.empty()) return kNoBranch;
+  const Branch& parent = branches_[parent_id];
+  COPPICE_CHECK(parent.in_use && kv_len <= parent.computed);
+  NodeId node = places_[parent_id].lock.node();
+  const int32_t own_begin = std::min(parent.own_begin, kv_len);
+  PageRefs pages(&pages_);
+  if (own_begin < kv_len) {
+    const std::span<const PageId> of_parent = parent.own_pages.ids();
+    const int32_t first = page_.Floor(own_begin), whole = options_.share ? page_.Floor(kv_len) - first : 0;
+    pages.Share(of_parent.first(static_cast<size_t>(whole)));
+    if (!AppendFreshPages(first + whole, page_.Ceil(kv_len), &pages)) return kNoBranch;
+    for (auto i = static_cast<size_t>(whole); i < pages.size(); ++i)
+      pending_copies_.push_back({.from = of_parent[i], .to = pages[i]});
+  } else {
+    while (node != kRootNode && tree_.node(node).begin >= kv_len) node = tree_.node(node).parent;
+    node = Split({.node = node, .length = kv_len, .due = kv_len, .computed = kv_len, .ready = kv_len});
+  }
+  const BranchId id = TakeBranch();
+  Branch& branch = branches_[id];
+  places_[id] = {.lock = NodeLock(&tree_, node), .salt = places_[parent_id].salt};
+  branch.own_pages.Append(std::move(pages));
+  branch.computed = branch.cached = branch.capacity = kv_len;
+  SetExtent(&branch, own_begin, kv_len);
+  FillRow(id);
+  forest_.Link(id, node, kv_len);
+  return id;
+}
+
 bool KvCache::Grow(BranchId id, int32_t kv_len) {
   Branch& branch = branches_[id];
   COPPICE_DCHECK(branch.in_use && kv_len <= options_.max_context);

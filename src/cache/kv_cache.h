@@ -85,6 +85,10 @@ class KvCache {
   // A branch with the same path. kNoBranch when slots (or, without sharing, pages) are lacking.
   // REQUIRES: nothing was grown past the admitted tokens, which are all computed or launched.
   BranchId Fork(BranchId branch);
+  // A branch that begins with the first `kv_len` tokens of another one, whose KV is there: whole pages are shared, the open one is
+  // copied, here or by the first Grow. kNoBranch when slots or pages are lacking. Without sharing all pages are copied.
+  // REQUIRES: kv_len tokens of `branch` are computed; no copies to its pages are pending.
+  BranchId ForkAt(BranchId branch, int32_t kv_len);
 
   // Gives the branch pages for kv indices below `kv_len`, which may be less than before (drafts were refused); false when there are
   // none to be had (some may have been taken: call again after a release, or release the branch). Evicts what nobody uses.

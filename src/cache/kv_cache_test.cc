@@ -204,6 +204,82 @@ TEST(KvCache, StoresAPromptOnceForAllItsSamples) {
   }
 }
 
+TEST(KvCache, AForkAtAnyTokenSharesWholePagesAndHasACopyOfTheOpenOne) {
+  constexpr int32_t kPageSize = 4, kPrompt = 10, kLength = 23;
+  for (const bool share : {true, false}) {
+    for (int32_t kv_len = 0; kv_len <= kLength; ++kv_len) {
+      SCOPED_TRACE("share " + std::to_string(share) + ", fork at " + std::to_string(kv_len));
+      Harness harness(64, kPageSize, 4, share);
+      Sequence parent{.tokens = Tokens(kPrompt)};
+      ASSERT_EQ(harness.Admit(&parent), KvCache::Outcome::kAdmitted);
+      harness.Step({{&parent, kPrompt}});
+      while (std::ssize(parent.tokens) < kLength) {
+        parent.tokens.push_back(static_cast<int32_t>(parent.tokens.size()));
+        ASSERT_TRUE(harness.cache().Grow(parent.branch, std::ssize(parent.tokens)));
+        harness.Step({{&parent, 1}});
+      }
+      const int32_t pages_before = harness.cache().usage().pages_in_use;
+      std::vector<Sequence> family(3, parent);
+      std::vector<std::pair<Sequence*, int32_t>> work;
+      for (int32_t i = 1; i < 3; ++i) {
+        family[i].branch = harness.cache().ForkAt(parent.branch, kv_len);
+        ASSERT_NE(family[i].branch, kNoBranch);
+        family[i].tokens.resize(kv_len);
+        family[i].computed = kv_len;
+        ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+      }
+      harness.FlushCopies();
+      for (int32_t i = 0; i < 3; ++i) {
+        Sequence& one = family[i];
+        one.tokens.push_back(100 + i);
+        ASSERT_TRUE(harness.cache().Grow(one.branch, std::ssize(one.tokens)));
+        work.emplace_back(&one, 1);
+      }
+      ASSERT_NO_FATAL_FAILURE(harness.Step(work));
+      const int32_t whole = share ? 0 : kv_len / kPageSize;
+      EXPECT_EQ(harness.cache().usage().pages_in_use, pages_before + 2 * (whole + 1));
+      Status status = harness.cache().CheckIntegrity();
+      ASSERT_TRUE(status.ok()) << status.message();
+      harness.Release(family[0]);  // children outlive what they come from
+      for (int32_t i = 1; i < 3; ++i) {
+        family[i].tokens.push_back(7);
+        ASSERT_TRUE(harness.cache().Grow(family[i].branch, std::ssize(family[i].tokens)));
+      }
+      ASSERT_NO_FATAL_FAILURE(harness.Step({{&family[1], 1}, {&family[2], 1}}));
+      harness.Release(family[1]);
+      harness.Release(family[2]);
+      EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+      harness.cache().DropCached();
+      EXPECT_EQ(harness.cache().usage().pages_owned, 0);
+      status = harness.cache().CheckIntegrity();
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+  }
+}
+
+TEST(KvCache, AForkWithoutRoomChangesNothing) {
+  Harness harness(4, 4, 3, /*share=*/true);
+  Sequence parent{.tokens = Tokens(8)}, other{.tokens = Tokens(4)};
+  other.tokens[0] = 99;
+  ASSERT_EQ(harness.Admit(&parent), KvCache::Outcome::kAdmitted);
+  ASSERT_EQ(harness.Admit(&other), KvCache::Outcome::kAdmitted);
+  harness.Step({{&parent, 8}, {&other, 4}});
+  parent.tokens.push_back(1);
+  ASSERT_TRUE(harness.cache().Grow(parent.branch, 9));
+  harness.Step({{&parent, 1}});
+  EXPECT_EQ(harness.cache().ForkAt(parent.branch, 9), kNoBranch);  // all four pages are in use
+  ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+  Sequence child = parent;
+  child.branch = harness.cache().ForkAt(parent.branch, 8);  // takes none
+  ASSERT_NE(child.branch, kNoBranch);
+  EXPECT_EQ(harness.cache().ForkAt(parent.branch, 8), kNoBranch);  // no slot
+  ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
+  for (const Sequence* sequence : {&parent, &other}) harness.Release(*sequence);
+  child.tokens.resize(8);
+  harness.Release(child);
+  EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
+}
+
 TEST(KvCache, WithoutSharingEachSampleHasItsCopy) {
   Harness harness(64, 16, 4, /*share=*/false);
   Sequence first{.tokens = Tokens(20)};
@@ -503,6 +579,14 @@ TEST(KvCache, RandomLivesOfBranches) {
           if (parent.computed == parent.prompt && parent.tokens.size() == static_cast<size_t>(parent.prompt)) {
             Sequence child = parent;
             child.branch = harness.cache().Fork(parent.branch);
+            harness.FlushCopies();
+            if (child.branch != kNoBranch) running.push_back(child);
+          } else if (parent.computed > 0) {
+            Sequence child = parent;
+            child.computed = static_cast<int32_t>(random() % (parent.computed + 1));
+            child.tokens.resize(child.computed);
+            child.prompt = 0;
+            child.branch = harness.cache().ForkAt(parent.branch, child.computed);
             harness.FlushCopies();
             if (child.branch != kNoBranch) running.push_back(child);
           }
