@@ -326,5 +326,19 @@ TEST(Constraint, SamplesThatWereDraftedForGoOnBesideIt) {
   EXPECT_GT(harness.engine().Metrics().drafted_tokens, 0);
 }
 
+// They do not draft, but each takes a row of the step that others fill with drafts.
+TEST(Constraint, SamplesBesideThoseThatDraftHaveTheirRows) {
+  EngineHarness harness(
+      {.model = {.vocab_size = 4, .memory = 1}, .max_running = 4, .max_batch_tokens = 12, .draft = DraftMode::kNgram});
+  Request constrained = Greedy({1, 2, 3}, 60);
+  constrained.constraint = std::make_shared<ParityConstraint>(4, 4);
+  harness.Submit(constrained);
+  for (int32_t i = 0; i < 3; ++i) harness.Submit(Greedy({i, 1, 2, 3}, 60));
+  harness.RunToEnd();
+  EXPECT_EQ(harness.outputs(0)[0].tokens.size(), 60u);
+  EXPECT_GT(harness.engine().Metrics().drafted_tokens, 60);
+  EXPECT_EQ(harness.model().largest_batch(), 12);
+}
+
 }  // namespace
 }  // namespace coppice

@@ -122,17 +122,20 @@ std::span<Sequence* const> Scheduler::PlanDrafts() {
   steps_->DropWork();  // its sequences may be gone
   decoding_.clear();
   bool has_prompts = !waiting().empty();
+  int32_t undrafted = 0;  // decode too, a row each
   for (Sequence* const sequence : running_) {
     if (sequence->state != Sequence::State::kRunning) continue;
     if (sequence->prefilling()) {
       has_prompts = true;
-    } else if (!sequence->request->has_constraint) {
+    } else if (sequence->request->has_constraint) {
+      ++undrafted;
+    } else {
       decoding_.push_back(sequence);
     }
   }
   // Prompts are sure to be of use, drafts are not: they share what decoding leaves. A tree mask holds for a whole step and allows
   // few queries a branch, so trees keep out of the way of prompts.
-  const int32_t left = options_.max_batch_tokens - static_cast<int32_t>(decoding_.size());
+  const int32_t left = options_.max_batch_tokens - static_cast<int32_t>(decoding_.size()) - undrafted;
   draft_share_ = decoding_.empty() ? 0 : (has_prompts ? left / 2 : left) / static_cast<int32_t>(decoding_.size());
   may_draft_trees_ = !has_prompts;
   if (draft_share_ == 0) decoding_.clear();
