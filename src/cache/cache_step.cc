@@ -23,7 +23,7 @@ void CacheStep::SetQueries(BranchId branch, int32_t query_begin, int32_t query_c
   cache.prefills_.push_back({.branch = branch, .kv_len = kv_len});
 }
 
-bool CacheStep::has_copies() const { return !cache_->pending_copies_.empty(); }
+bool CacheStep::has_copies() const { return cache_->has_copies(); }
 
 CacheStep::Work CacheStep::Take() {
   cache_->forest_.EndStep();

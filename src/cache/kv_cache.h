@@ -182,6 +182,8 @@ class KvCache {
   // those that are pinned, then by hits, then the one nearer to the root. A node has no more of each than its parent, so parents
   // come first and none is missing. O(nodes + branches x depth).
   PrefixUses TopPrefixes(size_t count) const;
+  // Copies that the next step does first.
+  bool has_copies() const { return !pending_copies_.empty(); }
   int32_t free_branches() const { return static_cast<int32_t>(free_branches_.size()); }
   const Options& options() const { return options_; }
   const PrefixTree& tree() const { return tree_; }

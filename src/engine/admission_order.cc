@@ -41,6 +41,11 @@ void AdmissionOrder::AddToFront(Sequence* sequence, size_t place) {
   line_.insert(line_.begin() + static_cast<std::ptrdiff_t>(place), sequence);
 }
 
+void AdmissionOrder::AddBehindBegun(Sequence* sequence) {
+  const auto is_new = [](const Sequence* other) { return !other->request->has_begun(); };
+  line_.insert(std::ranges::find_if(line_, is_new), sequence);
+}
+
 void AdmissionOrder::Remove(const Sequence* sequence) { line_.erase(std::ranges::find(line_, sequence)); }
 
 void AdmissionOrder::Clear() {

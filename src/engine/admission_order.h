@@ -34,6 +34,8 @@ class AdmissionOrder {
   void Add(Sequence* sequence);
   // One that was admitted before, or a sample of a prompt that was: behind the first `place` in line.
   void AddToFront(Sequence* sequence, size_t place = 0);
+  // One of a request that has begun: behind all of those, before all new ones.
+  void AddBehindBegun(Sequence* sequence);
   void Remove(const Sequence* sequence);
   void Clear();
 

@@ -40,8 +40,10 @@ void Committer::MarkAndPublish(Sequence* sequence, int32_t computed) {
   MarkComputed(sequence, computed);
   const auto [begin, end] = cache_.Unpublished(sequence->branch);
   if (begin == end) return;
-  const std::span generated(sequence->generated);
-  cache_.Publish(sequence->branch, generated.subspan(begin - sequence->request->prompt_length(), end - begin));
+  const int32_t prompt = sequence->request->prompt_length();
+  if (begin >= prompt) return cache_.Publish(sequence->branch, std::span(sequence->generated).subspan(begin - prompt, end - begin));
+  std::vector<int32_t> scratch;  // a child that was cut inside the prompt's last page
+  cache_.Publish(sequence->branch, sequence->Tokens(&scratch).subspan(begin, end - begin));
 }
 
 void Committer::CommitScores(const ScheduledBatch::Entry& entry) {
@@ -86,11 +88,29 @@ void Committer::BeginSamples(const ScheduledBatch::Entry& entry) {
   RequestState* const request = first->request;
   events_.AddPrompt(*request);
   if (!request->params.pin_prompt_as.empty()) prefixes_.Pin(*request, first->branch);
-  if (request->params.max_tokens == 0) return EndRequest(request, FinishReason::kLength, OkStatus());
+  if (request->params.max_tokens == 0) {
+    for (auto& [index, sequence] : request->sequences) {
+      if (request->BeginsWithPrompt(sequence)) EndSample(&sequence, FinishReason::kLength, OkStatus());
+    }
+  } else {
+    BeginDrawn(entry);
+  }
+  scheduler_.BeginPending(request);
+}
+
+void Committer::BeginDrawn(const ScheduledBatch::Entry& entry) {
+  Sequence* const first = entry.sequence;
+  RequestState* const request = first->request;
   const bool forked = request->forked;
   survivors_.clear();
   for (int32_t i = 0; i < entry.num_draws; ++i) {
-    Sequence* const sequence = &request->sequences[i];
+    const auto found = request->sequences.find(i);
+    if (found == request->sequences.end()) continue;  // it was pruned
+    Sequence* const sequence = &found->second;
+    if (sequence->pruned) {
+      sequence->draws_under_way = 0;
+      continue;
+    }
     if (forked && sequence->branch != kNoBranch) MarkComputed(sequence, entry.begin + entry.count);
     sequence->draws_under_way += !forked && sequence != first;
     if (Accept(sequence, entry.first_draw + i)) {
@@ -158,23 +178,29 @@ std::optional<FinishReason> Committer::EndOf(const Sequence& sequence, Emissions
   }
   item->decodes = true;
   if (request.has_stops && StreamOf(sequence).Push(item->token, may_end, events_.NewText(item))) return FinishReason::kStop;
-  if (generated == request.params.max_tokens || sequence.length() == max_context_) {
+  if (generated == sequence.limit || sequence.length() == max_context_) {
     if (request.has_stops) StreamOf(sequence).Finish(events_.TextOf(*item));
     return FinishReason::kLength;
   }
   return std::nullopt;
 }
 
+void Committer::EndSample(Sequence* sequence, FinishReason reason, const Status& status) {
+  if (sequence->state == Sequence::State::kFinished) return;
+  scheduler_.Finish(sequence);
+  if (!sequence->end_is_written) WriteEnd(sequence, reason, status);
+}
+
+void Committer::WriteEnd(Sequence* sequence, FinishReason reason, const Status& status) {
+  Emissions::Item& item = events_.Begin(*sequence);
+  item.reason = reason;
+  if (sequence->request->has_stops) StreamOf(*sequence).Finish(events_.NewText(&item));
+  if (!status.ok()) events_.SetStatus(&item, status);
+  events_.End(*sequence);
+}
+
 void Committer::EndRequest(RequestState* request, FinishReason reason, const Status& status) {
-  for (Sequence& sequence : request->sequences) {
-    if (sequence.state == Sequence::State::kFinished) continue;
-    scheduler_.Finish(&sequence);
-    Emissions::Item& item = events_.Begin(sequence);
-    item.reason = reason;
-    if (request->has_stops) StreamOf(sequence).Finish(events_.NewText(&item));
-    if (!status.ok()) events_.SetStatus(&item, status);
-    events_.End(sequence);
-  }
+  for (auto& [index, sequence] : request->sequences) EndSample(&sequence, reason, status);
 }
 
 void Committer::FailBatch(const ScheduledBatch& batch, const Status& status) {

@@ -45,6 +45,10 @@ class Committer {
 
   // Takes over what a step gave. Steps are committed in the order of their launches.
   void Commit(const ScheduledBatch& batch, const StepResult& result);
+  // Ends a sequence that is not finished, or takes it out of the engine where its end is written.
+  void EndSample(Sequence* sequence, FinishReason reason, const Status& status);
+  // Writes the last event of a sequence that has not ended.
+  void WriteEnd(Sequence* sequence, FinishReason reason, const Status& status);
   // Ends every unfinished sequence of a request.
   void EndRequest(RequestState* request, FinishReason reason, const Status& status);
   // Ends the requests of a step with kError.
@@ -67,6 +71,8 @@ class Committer {
   // Takes over the drafts with which the model agrees, and the token that it says next. False if the sequence ends there.
   bool CommitDrafts(const ScheduledBatch::Entry& entry);
   void BeginSamples(const ScheduledBatch::Entry& entry);
+  // The samples whose first tokens the step drew.
+  void BeginDrawn(const ScheduledBatch::Entry& entry);
   // Adds what draw number `index` of the step gave to a sequence and says so; true if the sequence goes on.
   bool Accept(Sequence* sequence, int32_t index);
   // Draw `index` gave none: why the sample ends.

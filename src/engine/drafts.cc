@@ -66,8 +66,8 @@ void Drafts::Ask(const Scheduler& scheduler, Sequence* sequence) {
   const int32_t wanted = drafting_ && sequence->draft_depth > 0 ? sequence->draft_depth : options_.max_depth;
   const int32_t generated = static_cast<int32_t>(sequence->generated.size());
   // One token more than the accepted drafts comes of a step.
-  const int32_t depth = std::min({wanted, scheduler.draft_share(), sequence->request->params.max_tokens - generated - 1,
-                                  options_.max_context - sequence->length() - 1});
+  const int32_t depth =
+      std::min({wanted, scheduler.draft_share(), sequence->limit - generated - 1, options_.max_context - sequence->length() - 1});
   if (depth > 0) asked_.push_back({.sequence = sequence, .max_depth = depth});
 }
 

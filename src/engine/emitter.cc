@@ -24,7 +24,17 @@ void Emissions::Clear() {
   prompts.clear();
   top_logprobs.clear();
   shared_reads.clear();
+  begun_texts.clear();
   retired.clear();
+}
+
+std::string Listener::BeginText(int32_t sample, TextStream text) {
+  const auto place = static_cast<size_t>(sample);
+  if (place >= texts.size()) texts.resize(place + 1);
+  std::string held;
+  texts[place].Finish(&held);
+  texts[place] = std::move(text);
+  return held;
 }
 
 Emitter::Emitter(bool own_thread) {
@@ -124,6 +134,11 @@ void Emitter::Process(Emissions* emissions) {
 void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
   Listener& listener = *item.listener;
   if (item.prompt >= 0) return listener.on_event(emissions.prompts[item.prompt]);
+  std::string held;
+  if (item.begun_text >= 0) {
+    held = listener.BeginText(item.index, emissions.begun_texts[item.begun_text]);
+    if (held.empty()) return;
+  }
   event_.request = listener.request;
   event_.index = item.index;
   event_.token_ids.clear();
@@ -137,9 +152,9 @@ void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
     const auto begin = emissions.top_logprobs.begin() + item.top_begin;
     event_.top_logprobs.front().assign(begin, begin + item.top_count);
   }
-  event_.text.clear();
+  event_.text = std::move(held);
   if (item.text >= 0) event_.text = emissions.texts[item.text];
-  if (!listener.has_stops) {
+  if (!listener.has_stops && static_cast<size_t>(item.index) < listener.texts.size()) {
     TextStream& text = listener.texts[item.index];
     if (item.decodes) text.Push(item.token, /*look_for_stops=*/false, &event_.text);
     if (item.reason) text.Finish(&event_.text);

@@ -32,6 +32,8 @@ struct Listener {
   // An event could not be sent for want of memory: of what comes, ends alone are sent, as errors.
   std::atomic<bool> lost_event{false};
 
+  // Gives a sample a new text stream, the first one where it has none; returns what the old one held back.
+  std::string BeginText(int32_t sample, TextStream text);
   bool begun() const { return cached_tokens >= 0; }  // a step took the request in
 };
 
@@ -45,6 +47,7 @@ struct Emissions {
     int32_t text = -1;                     // in `texts`, of requests with stop strings
     int32_t status = -1;                   // in `statuses`
     int32_t prompt = -1;                   // in `prompts`: the event of a prompt
+    int32_t begun_text = -1;               // in `begun_texts`: no event, the sample's text begins anew
     int32_t reads = -1;                    // in `shared_reads`: of a request's last event
     int32_t top_begin = 0, top_count = 0;  // in `top_logprobs`
     int64_t weight_version = 0;
@@ -58,6 +61,7 @@ struct Emissions {
   std::vector<StreamEvent> prompts;
   std::vector<TokenLogprob> top_logprobs;
   std::vector<SharedReads> shared_reads;
+  std::vector<TextStream> begun_texts;
   std::vector<std::unique_ptr<Listener>> retired;  // of requests without further events: destroyed after these
 
   bool empty() const { return items.empty() && retired.empty(); }

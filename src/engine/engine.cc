@@ -33,6 +33,7 @@
 #include "engine/request_memory.h"
 #include "engine/request_state.h"
 #include "engine/request_table.h"
+#include "engine/samples.h"
 #include "engine/scheduler.h"
 #include "engine/step_builder.h"
 #include "engine/step_events.h"
@@ -82,6 +83,11 @@ class EngineImpl final : public Engine {
 
   Result<RequestId> Submit(Request request) override;
   Status Cancel(RequestId id) override;
+  Result<std::vector<SampleId>> Fork(SampleId sample, const ForkOptions& options) override;
+  Status Extend(SampleId sample, std::span<const int32_t> tokens) override;
+  Status Prune(SampleId sample) override;
+  Status Release(RequestId id) override;
+  Result<SampleInfo> Describe(SampleId sample) override;
   Status Unpin(const std::string& name) override;
   Status SavePrefix(const std::string& name, const std::string& path) override;
   Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) override;
@@ -108,6 +114,9 @@ class EngineImpl final : public Engine {
   // Calls of other threads and Step, which may run out of memory.
   Status WritePinned(const std::string& name, const std::string& path);
   Status ReadAndPin(const std::string& name, const std::string& path, const CacheTenant& tenant);
+  // Runs `change` on a request between steps, with all tokens known that steps chose.
+  template <class Change>
+  auto ChangeSamples(RequestId id, Change change) -> decltype(change(std::declval<RequestState*>()));
   // Runs `body` between steps, once what runs has become what `mode` says. An error of `check`, which runs between steps too, is
   // returned before any sample waits or ends.
   template <class Check, class Body>
@@ -143,6 +152,7 @@ class EngineImpl final : public Engine {
   Result<bool> RunStep();
   // What came in since the last step. Whether there was anything.
   Result<bool> TakeInbox();
+  void EndUnwanted();  // of what came in
   Result<bool> EndLateRequests();
   // Of whom events could not be sent.
   Result<bool> EndUnheardRequests();
@@ -176,6 +186,7 @@ class EngineImpl final : public Engine {
   StepEvents events_;
   MetricsRecorder metrics_;
   Committer committer_;
+  Samples samples_;
 
   Inbox inbox_;
   Inbox::Arrivals arrivals_;
@@ -231,6 +242,11 @@ EngineImpl::EngineImpl(EngineParts parts)
                   .events = &events_,
                   .totals = &metrics_.totals(),
                   .max_context = parts_.options.max_context}),
+      samples_({.scheduler = &scheduler_,
+                .committer = &committer_,
+                .events = &events_,
+                .tokenizer = parts_.tokenizer.get(),
+                .limits = &limits_}),
       inbox_(parts_.options.max_waiting),
       emitter_(parts_.options.event_thread) {
   under_way_.reserve(1 + static_cast<size_t>(parts_.options.steps_ahead));
@@ -248,6 +264,63 @@ Result<RequestId> EngineImpl::Submit(Request request) {
 
 Status EngineImpl::Cancel(RequestId id) {
   return CatchExhaustion("cancelling a request", [&] { return inbox_.Cancel(id); });
+}
+
+Status EngineImpl::Prune(SampleId sample) {
+  return CatchExhaustion("pruning a sample", [&] { return inbox_.Prune(sample); });
+}
+
+Status EngineImpl::Release(RequestId id) {
+  return CatchExhaustion("releasing a request", [&] { return inbox_.Release(id); });
+}
+
+Result<std::vector<SampleId>> EngineImpl::Fork(SampleId sample, const ForkOptions& options) {
+  return CatchExhaustion("forking a sample", [&] {
+    return ChangeSamples(sample.request, [&](RequestState* request) { return samples_.Fork(request, sample.index, options); });
+  });
+}
+
+Status EngineImpl::Extend(SampleId sample, std::span<const int32_t> tokens) {
+  return CatchExhaustion("extending a sample", [&] {
+    return ChangeSamples(sample.request, [&](RequestState* request) { return samples_.Extend(request, sample.index, tokens); });
+  });
+}
+
+Result<SampleInfo> EngineImpl::Describe(SampleId sample) {
+  return CatchExhaustion("describing a sample", [&] {
+    const std::lock_guard between_steps(stepping_);
+    if (books_in_doubt_) StartOver();
+    return KeepBooks([&]() -> Result<SampleInfo> {
+      COPPICE_RETURN_IF_ERROR(TakeInbox().status());  // the request may have just come
+      RequestState* const request = requests_.Find(sample.request);
+      return request == nullptr ? UnknownRequest(sample.request) : samples_.Describe(request, sample.index);
+    });
+  });
+}
+
+template <class Change>
+auto EngineImpl::ChangeSamples(RequestId id, Change change) -> decltype(change(std::declval<RequestState*>())) {
+  COPPICE_RETURN_IF_ERROR(CheckTakesNew());
+  const std::lock_guard between_steps(stepping_);
+  if (books_in_doubt_) StartOver();
+  auto changed = KeepBooks([&]() -> decltype(change(nullptr)) {
+    COPPICE_RETURN_IF_ERROR(TakeInbox().status());  // the request may have just come
+    COPPICE_RETURN_IF_ERROR(Drain());
+    scheduler_.RemoveStopped();
+    RequestState* const request = requests_.Find(id);
+    if (request == nullptr) return UnknownRequest(id);
+    auto result = change(request);
+    if (!result.ok() || !cache_.has_copies()) return result;
+    // Now, while what they copy is there: a page that is freed before the next step may be written by another copy of that step.
+    if (const Status copied = steps_.Flush(&runner_); !copied.ok()) {
+      FailSteps(copied);
+      committer_.EndRequest(request, FinishReason::kError, copied);
+      return copied;
+    }
+    return result;
+  });
+  inbox_.Wake();
+  return changed;
 }
 
 Status EngineImpl::Unpin(const std::string& name) {
@@ -515,6 +588,9 @@ void EngineImpl::StartOver() {
   const Status status =
       ResourceExhausted("out of memory amid a step, so that all requests end: use less of it, or a machine with more");
   for (RequestState* const request : requests_.FindUnfinished()) events_.EndAll(request, status);
+  for (const RequestId id : arrivals_.released) {
+    if (RequestState* const request = requests_.Find(id)) samples_.Release(request);
+  }
   // From here on nothing takes memory.
   arrivals_.requests.clear();
   under_way_.clear();
@@ -586,12 +662,22 @@ Result<bool> EngineImpl::TakeInbox() {
     for (RequestState* const request : requests_.FindUnfinished())
       committer_.EndRequest(request, FinishReason::kError, CheckWeightsAreWhole());
   }
-  const Status drained = arrivals_.cancelled.empty() ? OkStatus() : Drain();  // a step may compute what others wait for
+  const Status drained = arrivals_.ends_any() ? Drain() : OkStatus();  // a step may compute what others wait for
+  EndUnwanted();
+  if (!drained.ok()) return drained;
+  return !arrivals_.requests.empty() || arrivals_.ends_any();
+}
+
+void EngineImpl::EndUnwanted() {
   for (const RequestId id : arrivals_.cancelled) {
     if (RequestState* const request = requests_.Find(id)) committer_.EndRequest(request, FinishReason::kCancelled, OkStatus());
   }
-  if (!drained.ok()) return drained;
-  return !arrivals_.requests.empty() || !arrivals_.cancelled.empty();
+  for (const SampleId& sample : arrivals_.pruned) {
+    if (RequestState* const request = requests_.Find(sample.request)) samples_.Prune(request, sample.index);
+  }
+  for (const RequestId id : arrivals_.released) {
+    if (RequestState* const request = requests_.Find(id)) samples_.Release(request);
+  }
 }
 
 Result<bool> EngineImpl::EndLateRequests() {

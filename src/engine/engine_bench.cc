@@ -1,12 +1,14 @@
 // Host work of a step at 1,024 running samples, around a model that costs nothing: schedule, forest, plan, commit, events. Sampling
 // is reported apart. With a small vocabulary the step is its host work and little else; with SmolLM2's, the 40 ms that sampling
 // takes in between let go of what the processor's caches held, as a forward pass would. One iteration is one decode step; counters
-// are medians over steps.
+// are medians over steps. BM_Fork: a thousand children of one sample, and the step of them all.
 //   build/src/engine/engine_bench
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -119,6 +121,33 @@ void DecodeSteps(benchmark::State& state, bool samples) {
 }
 void BM_DecodeStep(benchmark::State& state) { DecodeSteps(state, /*samples=*/true); }
 void BM_NullRunner(benchmark::State& state) { DecodeSteps(state, /*samples=*/false); }
+// range(0): calls of Fork that make the children. An iteration is those calls; what the next step takes stands beside.
+void BM_Fork(benchmark::State& state) {
+  constexpr int32_t kChildren = 1000;
+  const int64_t calls = state.range(0);
+  const std::unique_ptr<Engine> engine = MakeEngineAroundNothing(kSmolLm2Vocab, /*samples=*/true);
+  Request request{.prompt_ids = std::vector<int32_t>(kPrompt, 7), .max_tokens = kContext - kPrompt, .ignore_eos = true};
+  const SampleId parent{.request = engine->Submit(std::move(request)).value()};
+  for (int step = 0; step < 8; ++step) COPPICE_CHECK(*engine->Step());
+  std::vector<double> steps;
+  for (auto _ : state) {
+    std::vector<SampleId> children;
+    for (int64_t call = 0; call < calls; ++call) {
+      const auto made = engine->Fork(parent, {.n = static_cast<int32_t>(kChildren / calls)}).value();
+      children.insert(children.end(), made.begin(), made.end());
+    }
+    state.PauseTiming();
+    const auto begin = std::chrono::steady_clock::now();
+    COPPICE_CHECK(*engine->Step());
+    steps.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    for (const SampleId child : children) COPPICE_CHECK(engine->Prune(child).ok());
+    COPPICE_CHECK(*engine->Step());
+    state.ResumeTiming();
+  }
+  std::nth_element(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2), steps.end());
+  state.counters["next_step_us"] = steps[steps.size() / 2] * 1e6;
+}
+BENCHMARK(BM_Fork)->Arg(1)->Arg(1000)->ArgName("calls")->Iterations(20)->Unit(benchmark::kMicrosecond);
 BENCHMARK(BM_NullRunner)
     ->ArgsProduct({{1, 64, 1024}, {kSmallVocab}})
     ->ArgNames({"requests", "vocab"})

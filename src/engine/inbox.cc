@@ -80,15 +80,20 @@ double Inbox::Begin(std::span<const RequestId> begun) {
   return std::chrono::duration<double>(waited).count();
 }
 
-Status Inbox::Cancel(RequestId id) {
+template <class Id>
+Status Inbox::Tell(RequestId request, Id id, std::vector<Id>* list) {
   const std::lock_guard lock(mutex_);
-  if (!alive_.contains(id)) {
-    return NotFound("request " + std::to_string(static_cast<uint64_t>(id)) + " is not known or is done already");
-  }
-  arrivals_.cancelled.push_back(id);
+  if (!alive_.contains(request)) return UnknownRequest(request);
+  list->push_back(id);
   arrived_.notify_all();
   return OkStatus();
 }
+
+Status Inbox::Cancel(RequestId id) { return Tell(id, id, &arrivals_.cancelled); }
+
+Status Inbox::Prune(SampleId sample) { return Tell(sample.request, sample, &arrivals_.pruned); }
+
+Status Inbox::Release(RequestId id) { return Tell(id, id, &arrivals_.released); }
 
 void Inbox::Wake() {
   const std::lock_guard lock(mutex_);
@@ -104,6 +109,8 @@ int32_t Inbox::waiting() const {
 void Inbox::Take(Arrivals* arrivals) {
   arrivals->requests.clear();
   arrivals->cancelled.clear();
+  arrivals->released.clear();
+  arrivals->pruned.clear();
   const std::lock_guard lock(mutex_);
   std::swap(*arrivals, arrivals_);
   woken_ = false;
@@ -115,7 +122,7 @@ bool Inbox::has_requests() const {
 }
 
 void Inbox::WaitForArrivals(std::stop_token stop, std::chrono::milliseconds at_most) {
-  const auto has_come = [this] { return woken_ || !arrivals_.requests.empty() || !arrivals_.cancelled.empty(); };
+  const auto has_come = [this] { return woken_ || !arrivals_.requests.empty() || arrivals_.ends_any(); };
   std::unique_lock lock(mutex_);
   if (at_most.count() == 0) {
     arrived_.wait(lock, std::move(stop), has_come);

@@ -1,7 +1,6 @@
-// What other threads ask of the engine, until the thread that steps takes it: requests, in the order of their arrival, and
-// cancellations. Gives requests their ids, knows which are alive and which have begun, and shares the places of those that wait
-// among the names that they have (Request::share_of); knows nothing else of what becomes of them.
-// Layer: engine.
+// What other threads ask of the engine, until the thread that steps takes it: requests, in the order of their arrival, and what
+// they do not want any more. Gives requests their ids, knows which are alive and which have begun, and shares the places of those
+// that wait among the names that they have (Request::share_of); knows nothing else of what becomes of them. Layer: engine.
 #pragma once
 
 #include <chrono>
@@ -34,6 +33,8 @@ class Inbox {
   RequestId AddOwn(RequestPtr request);
   // NOT_FOUND where no such request is alive.
   Status Cancel(RequestId id);
+  Status Prune(SampleId sample);
+  Status Release(RequestId id);
   // Whoever waits for arrivals goes on: there is something to do that did not come through here.
   void Wake();
   // Requests that have not begun to run: those that were not taken yet, and what SetScheduled was told.
@@ -43,7 +44,10 @@ class Inbox {
 
   struct Arrivals {
     std::vector<RequestPtr> requests;
-    std::vector<RequestId> cancelled;
+    std::vector<RequestId> cancelled, released;
+    std::vector<SampleId> pruned;
+
+    bool ends_any() const { return !cancelled.empty() || !released.empty() || !pruned.empty(); }
   };
   // Replaces `arrivals` with what has come since the last call. The vectors keep their memory between the two.
   void Take(Arrivals* arrivals);
@@ -66,6 +70,9 @@ class Inbox {
     bool waits = true;
   };
 
+  // Adds to a list of `arrivals_`.
+  template <class Id>
+  Status Tell(RequestId request, Id id, std::vector<Id>* list);
   // With the lock held:
   Status CheckRoom(const std::string& name, int32_t samples) const;
   RequestId Take(RequestPtr request);

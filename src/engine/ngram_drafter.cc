@@ -50,6 +50,7 @@ void NgramDrafter::Guess(const DraftRequest& request) {
   places_.clear();
   for (const BigramIndex* index : {sequence.bigrams.get(), state.prompt_bigrams.get()}) {
     for (int32_t at = index->Last(a, b); at >= 0 && places_.size() < kMaxPlaces; at = index->Previous(at)) {
+      if (at == length - 1) continue;  // of a sample without tokens: what follows the prompt is its siblings'
       int32_t matched = 2;
       while (matched < kMaxMatch && matched <= at && sequence.TokenAt(at - matched) == sequence.TokenAt(length - 1 - matched))
         ++matched;

@@ -1,5 +1,6 @@
 #include "engine/request_state.h"
 
+#include <string>
 #include <utility>
 
 #include "engine/validate_request.h"
@@ -58,23 +59,30 @@ RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, cons
   if (params.sampling.temperature < kSmallestTemperature) params.sampling.temperature = 0;
   state->params = std::move(params);
   SetEndIds(eos_ids, state.get());
-  state->has_penalties = HasPenalties(state->params.sampling);
   state->top_logprobs = static_cast<uint8_t>(state->params.top_logprobs);
   state->has_constraint = state->params.constraint != nullptr;
   SetScores(state.get());
   state->listener = MakeListener(&state->params, tokenizer);  // its texts look for the stop strings of state->params
   state->has_listener = state->listener->on_event != nullptr;
   state->has_stops = state->listener->has_stops;
-  state->unfinished = state->params.n;
-  state->sequences.resize(state->params.n);
   std::shared_ptr<SharedConstraint> constraint;
   if (state->has_constraint) constraint = std::make_shared<SharedConstraint>(state->params.constraint->Begin());
-  for (int32_t i = 0; i < state->params.n; ++i) {
-    state->sequences[i].request = state.get();
-    state->sequences[i].index = i;
-    state->sequences[i].constraint = constraint;
-  }
+  for (int32_t i = 0; i < state->params.n; ++i) state->AddSequence()->constraint = constraint;
   return state;
+}
+
+Status UnknownRequest(RequestId id) {
+  return NotFound("request " + std::to_string(static_cast<uint64_t>(id)) + " is not known or is done already");
+}
+
+Sequence* RequestState::AddSequence() {
+  Sequence& sequence = sequences[next_index];
+  ++unfinished;
+  sequence.request = this;
+  sequence.index = sequence.stream = next_index++;
+  sequence.limit = params.max_tokens;
+  sequence.has_penalties = HasPenalties(params.sampling);
+  return &sequence;
 }
 
 }  // namespace coppice

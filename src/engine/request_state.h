@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <memory_resource>
 #include <optional>
@@ -35,7 +36,7 @@ struct SharedConstraint {
 // samples, waiting for them is most of a step's host work. Until the prompt is computed, sequence 0 stands for all n of them.
 struct alignas(kCacheLine) Sequence {
   enum class State : uint8_t {
-    kPending,  // sequence 0 still computes the prompt
+    kPending,  // sequence 0 still computes the prompt for it
     kWaiting,  // has no pages: new, preempted, or forked when all branch slots were taken
     kRunning,  // holds a branch
     kFinished,
@@ -43,25 +44,32 @@ struct alignas(kCacheLine) Sequence {
 
   // The first cache line: what a decode step reads and writes.
   RequestState* request = nullptr;
-  std::vector<int32_t> generated;
-  int32_t index = 0;  // of the sample
+  std::vector<int32_t> generated;  // with what Engine::Extend has added
+  int32_t index = 0;               // of the sample
   BranchId branch = kNoBranch;
   int32_t launched = 0;  // tokens that went into a step
   int32_t computed = 0;  // of them, those whose step was committed
   int32_t draw = -1;     // of the step launched last, the draw that gives its next token; with draws_under_way
+  int32_t limit = 0;     // tokens of `generated` with which it ends
+  int32_t stream = 0;    // of random numbers: Draw::sample
   State state = State::kPending;
-  bool end_is_written = false;           // its last event (StepEvents)
-  uint8_t draws_under_way = 0;           // tokens that launched steps choose and that are not known yet
-  std::unique_ptr<BigramIndex> bigrams;  // of what it generated; NgramDrafter
+  bool end_is_written = false;  // its last event (StepEvents)
+  uint8_t draws_under_way = 0;  // tokens that launched steps choose and that are not known yet
+  bool has_penalties = false;   // of sampling()
   // The rest.
-  int32_t overtaken = 0;                         // how many were admitted before it whose turn was later
-  std::shared_ptr<SharedConstraint> constraint;  // of Request::constraint; moved on by ConstraintMasks
-  int32_t draft_depth = 0;                       // how deep drafting has paid lately; 0: not tried yet
+  std::shared_ptr<const SamplingParams> own_sampling;  // null: the request's
+  std::unique_ptr<BigramIndex> bigrams;                // of what it generated; NgramDrafter
+  int32_t overtaken = 0;                               // how many were admitted before it whose turn was later
+  std::shared_ptr<SharedConstraint> constraint;        // of Request::constraint; moved on by ConstraintMasks
+  int32_t draft_depth = 0;                             // how deep drafting has paid lately; 0: not tried yet
   int32_t told = 0;          // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
   PrefixTree::Cursor found;  // where its text was found in the cache last
   Draft draft;               // for the next step
   DraftRecord draft_record;
+  bool pruned = false;     // not wanted any more, but it is sequence 0, which computes or has computed the prompt for others
+  int32_t text_begin = 0;  // token of `generated` with which its text stream began
 
+  const SamplingParams& sampling() const;
   int32_t length() const;  // tokens known: prompt and generated
   // Tokens to be computed: those that are known, and those that a step under way will have chosen.
   int32_t remaining() const { return length() + draws_under_way - launched; }
@@ -100,11 +108,10 @@ struct alignas(kCacheLine) RequestState {
   // The first two cache lines, with the first fields of `params`, params.sampling the last: what a decode step reads and writes.
   std::unique_ptr<Listener> listener;  // has params.on_event
   const std::vector<int32_t>* end_ids =
-      &own_end_ids;            // all tokens that end a sample; the model's eos ids where there are no others
-  int32_t unfinished = 0;      // sequences not finished yet
-  bool has_listener = false;   // listener->on_event is not empty
-  bool has_stops = false;      // stop strings: the step decodes its text, since that decides when a sample ends
-  bool has_penalties = false;  // of params.sampling
+      &own_end_ids;           // all tokens that end a sample; the model's eos ids where there are no others
+  int32_t unfinished = 0;     // sequences not finished yet
+  bool has_listener = false;  // listener->on_event is not empty
+  bool has_stops = false;     // stop strings: the step decodes its text, since that decides when a sample ends
   bool has_constraint = false;
   bool repins = false;       // the engine's own: computes a pinned prompt anew (Prefixes::TakeRepins)
   bool forked = false;       // its samples are sequences of their own: the prompt is computed, or its last step launched
@@ -113,8 +120,10 @@ struct alignas(kCacheLine) RequestState {
   Request params;
   // The rest.
   RequestId id{};
-  std::vector<int32_t> own_end_ids;      // end_ids, where they are this request's own
-  std::pmr::vector<Sequence> sequences;  // n; never resized
+  std::vector<int32_t> own_end_ids;  // end_ids, where they are this request's own
+  // By index: n, without those that were pruned, and children. They never move.
+  std::pmr::map<int32_t, Sequence> sequences;
+  int32_t next_index = 0;  // of the sequence that comes next
   PromptScores scores;
   std::optional<Clock::time_point> deadline;
   std::unique_ptr<BigramIndex> prompt_bigrams;  // NgramDrafter
@@ -123,7 +132,18 @@ struct alignas(kCacheLine) RequestState {
 
   bool has_begun() const { return listener->begun(); }
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }
+  // Whether a sequence is one of those that sequence 0 computes the prompt for, and whose first tokens are drawn together.
+  bool BeginsWithPrompt(const Sequence& sequence) const { return sequence.index < params.n; }
+  // Sequence 0 still computes the prompt.
+  bool computes_prompt() const {
+    return !forked && !sequences.empty() && sequences.begin()->second.state != Sequence::State::kFinished;
+  }
+  // One more sample, which is pending: with the next index and the request's settings.
+  Sequence* AddSequence();
 };
+
+// NOT_FOUND.
+Status UnknownRequest(RequestId id);
 
 // Requests and sequences come from pools, so that a step that visits them all touches few pages of memory: among their prompts, on
 // the heap, each had two of its own.
@@ -143,10 +163,12 @@ inline bool Sequence::waits_for_draw() const { return draws_under_way > 0 && req
 
 inline bool Sequence::prefilling() const { return !request->forked || remaining() > 1; }
 
-inline int32_t Sequence::num_forks() const { return request->forked ? 1 : static_cast<int32_t>(request->sequences.size()); }
+inline int32_t Sequence::num_forks() const { return request->forked ? 1 : request->params.n; }
+
+inline const SamplingParams& Sequence::sampling() const { return own_sampling ? *own_sampling : request->params.sampling; }
 
 inline bool Sequence::ends_with_draw(int32_t max_context) const {
-  return std::ssize(generated) + draws_under_way >= request->params.max_tokens || length() + draws_under_way >= max_context;
+  return std::ssize(generated) + draws_under_way >= limit || length() + draws_under_way >= max_context;
 }
 
 inline int32_t Sequence::TokenAt(int32_t kv_index) const {

@@ -7,7 +7,7 @@
 
 namespace coppice {
 void Scheduler::Add(RequestState* request) {
-  Sequence& first = request->sequences.front();
+  Sequence& first = request->sequences.begin()->second;
   first.state = Sequence::State::kWaiting;
   request->share = shares_.Of(request->params.share_of);
   order_.Add(&first);
@@ -98,9 +98,11 @@ void Scheduler::ForkUnderWay() {
     const RequestState& request = *entry.sequence->request;
     if (!entry.begins_samples || request.forked || request.has_constraint) continue;
     Sequence* const first = entry.sequence;
+    if (first->pruned) continue;                                         // the others begin with the commit
     if (first->ends_with_draw(cache_->options().max_context)) continue;  // and so do all others: they never run
     survivors_.clear();
-    for (Sequence& sequence : first->request->sequences) {
+    for (auto& [index, sequence] : first->request->sequences) {
+      if (!request.BeginsWithPrompt(sequence)) continue;
       sequence.draws_under_way = 1;
       sequence.draw = entry.first_draw + sequence.index;
       survivors_.push_back(&sequence);
@@ -310,10 +312,57 @@ void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
   }
   if (!first_survives) {
     first->branch = kNoBranch;
+    first->launched = first->computed = 0;
     first->state = Sequence::State::kFinished;
     first->constraint.reset();
     ++num_stopped_;
   }
+}
+
+void Scheduler::BeginChild(Sequence* child, const Sequence& parent) {
+  RequestState& request = *child->request;
+  request.share = shares_.Of(request.params.share_of);  // where none of its samples waits or runs, it has none
+  if (request.computes_prompt()) return;
+  request.forked = true;
+  if (!ForkBeside(child, parent)) Wait(child);
+}
+
+bool Scheduler::ForkBeside(Sequence* child, const Sequence& parent) {
+  const int32_t kv_len = child->length() - 1;  // the last one's forward pass gives the logits
+  if (parent.state != Sequence::State::kRunning || parent.computed < kv_len || !MayTakePlace(*child)) return false;
+  const BranchId branch = cache_->ForkAt(parent.branch, kv_len);
+  if (branch == kNoBranch) return false;
+  child->state = Sequence::State::kRunning;
+  child->branch = branch;
+  child->launched = child->computed = kv_len;
+  steps_->SetSlot(*child, branch);
+  child->told = static_cast<int32_t>(child->generated.size());
+  running_.push_back(child);
+  if (shares_.contended()) FairShares::NoteAdmitted(*child);
+  return true;
+}
+
+void Scheduler::Wait(Sequence* sequence) {
+  sequence->state = Sequence::State::kWaiting;
+  order_.AddBehindBegun(sequence);
+}
+
+void Scheduler::BeginPending(RequestState* request) {
+  request->forked = true;
+  for (auto& [index, sequence] : request->sequences) {
+    if (sequence.state == Sequence::State::kPending) Wait(&sequence);
+  }
+}
+
+void Scheduler::Requeue(Sequence* sequence) {
+  RequestState& request = *sequence->request;
+  request.share = shares_.Of(request.params.share_of);
+  request.forked = true;
+  if (sequence->state == Sequence::State::kWaiting) return;
+  if (sequence->state == Sequence::State::kRunning) Release(sequence);
+  sequence->state = Sequence::State::kPending;
+  RemoveStopped();
+  Wait(sequence);
 }
 
 void Scheduler::Release(Sequence* sequence) {

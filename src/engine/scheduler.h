@@ -65,6 +65,15 @@ class Scheduler {
   // branch of its own; those for whom there is no slot wait. `first` keeps its branch if it is among them.
   void Fork(Sequence* first, std::span<Sequence* const> survivors);
 
+  // A sample that was made from `parent`, which stands where it does or further on, begins: beside it where that runs and there is
+  // room, else it waits in line, while the prompt is computed for BeginPending. REQUIRES: no step is under way.
+  void BeginChild(Sequence* child, const Sequence& parent);
+  // Samples that were made before the prompt was computed begin.
+  void BeginPending(RequestState* request);
+  // A sequence that runs, waits or has finished waits in line, since it has tokens to be computed that were added to it.
+  // REQUIRES: no step is under way.
+  void Requeue(Sequence* sequence);
+
   // Forgets all sequences, also where a call that threw has left things half done. Counters stay.
   void Clear();
 
@@ -80,6 +89,9 @@ class Scheduler {
  private:
   // Those that give way in this step to the name that needs a place most; mostly none.
   std::span<Sequence* const> FindGivingWay();
+  bool ForkBeside(Sequence* child, const Sequence& parent);
+  // Stands behind what has begun and before what has not.
+  void Wait(Sequence* sequence);
   // Forks the samples of prompts whose last step is under way.
   void ForkUnderWay();
   // Pages for all that decode in the next step; false if there are not enough.

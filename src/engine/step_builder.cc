@@ -15,9 +15,9 @@ void StepBuilder::SetSlot(const Sequence& sequence, BranchId branch) {
                 .index = static_cast<int32_t>(step.parameters.size()),
                 .token_begin = static_cast<int32_t>(step.history.size())};
   SlotSampling& sampling = step.parameters.emplace_back();
-  sampling.params = request.params.sampling;
+  sampling.params = sequence.sampling();
   if (request.params.min_tokens > 0) sampling.end_ids = *request.end_ids;
-  if (request.has_penalties) {
+  if (sequence.has_penalties) {
     if (sampling.params.repetition_penalty != 1) {
       step.history.insert(step.history.end(), request.params.prompt_ids.begin(), request.params.prompt_ids.end());
       edit.num_prompt = request.prompt_length();
@@ -29,7 +29,7 @@ void StepBuilder::SetSlot(const Sequence& sequence, BranchId branch) {
 }
 
 void StepBuilder::TellSlot(const Sequence& sequence, BranchId branch, int32_t* told) {
-  if (!sequence.request->has_penalties) return;
+  if (!sequence.has_penalties) return;
   StepBatch& step = batch_->step;
   const int32_t known = static_cast<int32_t>(sequence.generated.size());
   if (*told < known) {
@@ -86,7 +86,7 @@ void StepBuilder::Append(Sequence* sequence, int32_t count, int32_t drafts) {
   if (!sequence->request->forked && !sequence->request->scores.empty()) Scores(&entry, query_begin);
   sequence->launched = end;
   if (end < sequence->length() + sequence->draws_under_way) return;
-  if (sequence->request->params.max_tokens == 0) {
+  if (sequence->limit == 0) {
     entry.begins_samples = true;  // and ends them
   } else {
     Draws(&entry, query_begin + count - 1);
@@ -133,7 +133,7 @@ void StepBuilder::Draws(ScheduledBatch::Entry* entry, int32_t last_known_row) {
   const Draft& draft = sequence.draft;
   for (int32_t i = Draft::kRoot; i < entry->drafts; ++i) {
     path_.clear();
-    if (i != Draft::kRoot && sequence.request->has_penalties) draft.Path(i, &path_);
+    if (i != Draft::kRoot && sequence.has_penalties) draft.Path(i, &path_);
     Drafting& drafting = NewDrafting(&draw_after(last_known_row + 1 + i, next + draft.DepthOf(i)), path_);
     if (!draft.proposals.empty() && i + 1 < entry->drafts) {  // a chain: token i + 1 was drawn for this row
       drafting.proposal = draft.proposals[i + 1];
@@ -144,16 +144,15 @@ void StepBuilder::Draws(ScheduledBatch::Entry* entry, int32_t last_known_row) {
 
 void StepBuilder::DraftDraw(const Sequence& sequence, BranchId branch, int32_t row, int32_t distribution) {
   Draw& draw = NewDraw(sequence, branch, row, sequence.draft.size());
-  const bool has_penalties = sequence.request->has_penalties;
-  NewDrafting(&draw, has_penalties ? std::span<const int32_t>(sequence.draft.tokens) : std::span<const int32_t>()).distribution =
-      distribution;
+  NewDrafting(&draw, sequence.has_penalties ? std::span<const int32_t>(sequence.draft.tokens) : std::span<const int32_t>())
+      .distribution = distribution;
 }
 
 Draw& StepBuilder::NewDraw(const Sequence& sequence, BranchId branch, int32_t row, int32_t ahead) {
   Draw& draw = batch_->step.draws.emplace_back();
   draw.row = row;
   draw.slot = branch;
-  draw.sample = sequence.index;
+  draw.sample = sequence.stream;
   draw.position = sequence.length() + ahead;
   draw.bans_end_ids = static_cast<int32_t>(sequence.generated.size()) + ahead < sequence.request->params.min_tokens;
   return draw;

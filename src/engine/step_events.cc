@@ -69,6 +69,22 @@ void StepEvents::SetTopLogprobs(Emissions::Item* item, std::span<const TokenLogp
   item->top_count = static_cast<int32_t>(emissions_.top_logprobs.size()) - item->top_begin;
 }
 
+void StepEvents::BeginText(const Sequence& sequence, TextStream text) {
+  RequestState& request = *sequence.request;
+  if (!request.has_listener) return;
+  Emissions::Item item{.listener = request.listener.get(), .index = sequence.index, .weight_version = weight_version_};
+  if (!request.has_stops) {
+    item.begun_text = static_cast<int32_t>(emissions_.begun_texts.size());
+    emissions_.begun_texts.push_back(std::move(text));
+    emissions_.items.push_back(std::move(item));
+    return;
+  }
+  if (std::string held = request.listener->BeginText(sequence.index, std::move(text)); !held.empty()) {
+    *NewText(&item) = std::move(held);
+    emissions_.items.push_back(std::move(item));
+  }
+}
+
 void StepEvents::EndAll(RequestState* request, const Status& status) {
   if (request->unfinished == 0) return;
   // Memory first.
@@ -76,7 +92,7 @@ void StepEvents::EndAll(RequestState* request, const Status& status) {
   emissions_.shared_reads.reserve(emissions_.shared_reads.size() + 1);
   done_.reserve(done_.size() + 1);
   emissions_.statuses.push_back(status);
-  for (Sequence& sequence : request->sequences) {
+  for (auto& [index, sequence] : request->sequences) {
     sequence.state = Sequence::State::kFinished;
     if (sequence.end_is_written) continue;
     Emissions::Item& item = Begin(sequence);

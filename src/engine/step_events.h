@@ -48,13 +48,22 @@ class StepEvents {
         item.request_done = true;
         item.reads = static_cast<int32_t>(emissions_.shared_reads.size());
         emissions_.shared_reads.push_back(request.shared_reads);
-        done_.push_back(request.id);
+        if (!request.params.keep || !request.has_begun()) Forget(&request);
       }
       --request.unfinished;  // last: whatever throws leaves the event open
       sequence.end_is_written = true;
     }
     is_open_ = false;
     if (!request.has_listener) emissions_.items.pop_back();
+  }
+
+  // A sample has a new text stream, in the order of its events: a sample that has just been made, or one whose text begins anew.
+  // Where the text that it had holds something back, that is told.
+  void BeginText(const Sequence& sequence, TextStream text);
+  // The request has no further events: it is not kept, or no longer.
+  void Forget(RequestState* request) {
+    done_.push_back(request->id);
+    request->params.keep = false;
   }
 
   // Drops an event that something threw in the middle of.

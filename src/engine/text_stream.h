@@ -11,7 +11,7 @@
 
 namespace coppice {
 
-// Thread-compatible; copyable as long as no token was pushed.
+// Thread-compatible; copies go on from where the original is.
 class TextStream {
  public:
   TextStream() = default;

@@ -111,6 +111,14 @@ Status CheckScores(const Request& request, int32_t vocab_size) {
   return OkStatus();
 }
 
+// The longest sample alone must fit: its pages, and one more for the copy of a shared last page.
+Status CheckPages(int64_t longest, const RequestLimits& limits) {
+  const int64_t pages = CeilDiv(std::min<int64_t>(longest, limits.max_context), limits.page_size) + 1;
+  if (pages <= limits.num_pages) return OkStatus();
+  return InvalidArgument("one sample of this request needs " + std::to_string(pages) + " pages of KV, the cache has " +
+                         std::to_string(limits.num_pages) + ": raise kv_cache_bytes (--kv-cache) or lower max_tokens");
+}
+
 // The samples take turns, but each has its place in the engine, and at the end of a step in the answer, at the same time.
 Status CheckSamples(int32_t n, const RequestLimits& limits) {
   const int32_t most = std::max(limits.num_pages, limits.max_running);
@@ -177,14 +185,44 @@ Status ValidateRequest(const Request& request, const RequestLimits& limits) {
     return InvalidArgument("pin_prompt_as is \"" + request.pin_prompt_as +
                            "\", but sharing mode none keeps nothing: use another mode");
   }
-  // The longest sample alone must fit: its pages, and one more for the copy of a shared last page.
-  const int64_t longest = std::min<int64_t>(prompt + request.max_tokens, limits.max_context);
-  const int64_t pages = CeilDiv(longest, limits.page_size) + 1;
-  if (pages > limits.num_pages) {
-    return InvalidArgument("one sample of this request needs " + std::to_string(pages) + " pages of KV, the cache has " +
-                           std::to_string(limits.num_pages) + ": raise kv_cache_bytes (--kv-cache) or lower max_tokens");
+  return CheckPages(prompt + request.max_tokens, limits);
+}
+
+Status ValidateFork(const ForkOptions& options, const Request& request, const SampleGrowth& growth, const RequestLimits& limits) {
+  if (options.n < 1) return RefuseField("n", options.n, "at least 1");
+  COPPICE_RETURN_IF_ERROR(CheckSamples(options.n, limits));
+  if (growth.kept < 0 || growth.kept > growth.generated) {
+    return RefuseField("keep_tokens", static_cast<double>(growth.kept),
+                       "a number in 0.." + std::to_string(growth.generated) + ", the tokens that the sample has behind the prompt");
   }
-  return OkStatus();
+  if (options.max_tokens && *options.max_tokens < 1) return RefuseField("max_tokens", *options.max_tokens, "at least 1");
+  if (growth.limit <= growth.kept) return InvalidArgument("max_tokens of the request is 0: give children their own max_tokens");
+  if (options.params) {
+    COPPICE_RETURN_IF_ERROR(CheckSampling(*options.params));
+    COPPICE_RETURN_IF_ERROR(CheckLogitBias(options.params->logit_bias, limits.vocab_size));
+  }
+  const int64_t prompt = static_cast<int64_t>(request.prompt_ids.size());
+  if (prompt + growth.kept >= limits.max_context) {
+    return InvalidArgument("the sample has " + std::to_string(prompt + growth.kept) + " tokens, the context length is " +
+                           std::to_string(limits.max_context) + " and must hold at least one more: lower keep_tokens" +
+                           HowToFit(prompt + growth.kept + 1, limits));
+  }
+  return CheckPages(prompt + growth.limit, limits);
+}
+
+Status ValidateExtension(std::span<const int32_t> tokens, const Request& request, const SampleGrowth& growth,
+                         const RequestLimits& limits) {
+  if (tokens.empty()) return InvalidArgument("tokens are none: give at least one");
+  const int64_t added = std::ssize(tokens), length = static_cast<int64_t>(request.prompt_ids.size()) + growth.kept + added;
+  if (length >= limits.max_context) {
+    return InvalidArgument("the sample would have " + std::to_string(length) + " tokens, the context length is " +
+                           std::to_string(limits.max_context) + " and must hold at least one more: add fewer" +
+                           HowToFit(length + 1, limits));
+  }
+  COPPICE_RETURN_IF_ERROR(CheckIds("tokens", tokens, limits.vocab_size));
+  if (growth.limit <= growth.kept)
+    return InvalidArgument("max_tokens of the request is 0: fork the sample with its own max_tokens");
+  return CheckPages(static_cast<int64_t>(request.prompt_ids.size()) + growth.limit + added, limits);
 }
 
 }  // namespace coppice

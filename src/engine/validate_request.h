@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "coppice/core/status.h"
@@ -27,6 +28,16 @@ Status ValidateParameters(const Request& request);
 Status ValidateTenant(const CacheTenant& tenant);
 // That, and what the model, the context and the cache allow. Sizes are checked before anything is allocated for the request.
 Status ValidateRequest(const Request& request, const RequestLimits& limits);
+
+// What Engine::Fork asks for, of a sample of `request` that has `generated` tokens behind the prompt, of which children begin with
+// `kept` and may have `limit`; of Engine::Extend the same without options.
+struct SampleGrowth {
+  int64_t generated = 0, kept = 0, limit = 0;
+};
+Status ValidateFork(const ForkOptions& options, const Request& request, const SampleGrowth& growth, const RequestLimits& limits);
+// `tokens` are not counted in `growth.kept` and `growth.limit` yet.
+Status ValidateExtension(std::span<const int32_t> tokens, const Request& request, const SampleGrowth& growth,
+                         const RequestLimits& limits);
 
 // For a message about `tokens` tokens that are more than max_context: how they would fit, ", or raise max_context ..." where that
 // helps; else the model's limit.

@@ -35,6 +35,11 @@ class FakeEngine final : public Engine {
     cancelled_ = id == RequestId{7};
     return OkStatus();
   }
+  Result<std::vector<SampleId>> Fork(SampleId, const ForkOptions&) override { std::abort(); }
+  Status Extend(SampleId, std::span<const int32_t>) override { std::abort(); }
+  Status Prune(SampleId) override { std::abort(); }
+  Status Release(RequestId) override { std::abort(); }
+  Result<SampleInfo> Describe(SampleId) override { std::abort(); }
   Result<bool> Step() override {
     if (late_events_) std::jthread([this] { Send(std::exchange(events_, {})); });
     if (fail_at_ == metrics_.steps) return Internal("the step broke");

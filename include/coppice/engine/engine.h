@@ -3,6 +3,7 @@
 // Layer: public API of coppice::engine.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -27,6 +28,14 @@
 namespace coppice {
 
 enum class RequestId : uint64_t {};
+
+// A sample of a request: StreamEvent::request and index. Those that Submit begins are 0..n-1, each that Fork makes has the next
+// number, and none is given again.
+struct SampleId {
+  RequestId request{};
+  int32_t index = 0;
+  auto operator<=>(const SampleId&) const = default;
+};
 
 // Whose KV it is. Tenants never share KV, whatever their salts: what one has computed is found, counted and timed by none of the
 // others.
@@ -74,9 +83,13 @@ struct Request {
   std::string share_of;
   int32_t priority = 0;        // of those that wait, higher ones come first, whoever asked
   double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError, DEADLINE_EXCEEDED. 0: none
+  // Samples that end stay, as tokens and settings, for Fork and Extend, until they are pruned or the request is released. They hold
+  // no place and no pages: what is cached of them may be evicted, and is computed again. Not where the request ends before it
+  // began.
+  bool keep = false;
   // Called at the end of a step on the thread that steps the engine, or with EngineOptions::event_thread on a thread of the
   // engine's own, one event at a time, those of a request in order; when Step returns false all have been sent. May call Submit,
-  // Cancel, Unpin, Load, Metrics and what returns constants; all else of the engine waits for the step.
+  // Cancel, Prune, Release, Unpin, Load, Metrics and what returns constants; all else of the engine waits for the step.
   std::function<void(const struct StreamEvent&)> on_event;
 };
 
@@ -90,6 +103,26 @@ constexpr std::string_view Name(FinishReason reason) {
   }
   return "?";
 }
+
+// What children of a sample begin with, and how they go on (Engine::Fork).
+struct ForkOptions {
+  int32_t n = 1;  // children: as many as a request may have samples
+  // Of the sample's tokens behind the prompt, events' and those of Extend, so many first ones. None: all, also one that ended it.
+  std::optional<int32_t> keep_tokens = {};
+  // Child i draws as sample i of a request of this seed would. None: the sample's seed, from streams that no other sample has.
+  std::optional<uint64_t> seed = {};
+  std::optional<SamplingParams> params = {};  // its seed does not count. None: the sample's
+  // Tokens of each child behind those that it begins with, at least 1. None: as many as would let it have what the sample may have,
+  // or, of a kept one, Request::max_tokens.
+  std::optional<int32_t> max_tokens = {};
+};
+
+// What Engine::Describe says of a sample.
+struct SampleInfo {
+  int32_t prompt_tokens = 0;
+  std::vector<int32_t> token_ids;  // the prompt's, and all behind it that committed steps have given or Extend has added
+  bool finished = false;           // and kept
+};
 
 // What the model makes of a token of Request::prompt_scores.
 struct ScoredToken {
@@ -129,7 +162,7 @@ struct StreamEvent {
   bool begun = false;                         // a step took the request in: it is no longer one that only waited
   int32_t cached_tokens = 0;                  // of the prompt, found in the cache when the request was admitted
   std::optional<FinishReason> finish_reason;  // set with the sample's last event
-  bool request_done = false;                  // last event of the request
+  bool request_done = false;                  // last event of the request; of a kept one, until a sample is forked or extended
   SharedReads shared_reads;                   // of the whole request, with its last event
   int64_t weight_version = 0;                 // WeightVersion::number of the weights that chose the tokens
   Status status;                              // why, for kError
@@ -354,7 +387,31 @@ class Engine {
 
   // INVALID_ARGUMENT for an impossible request (empty prompt, n = 0, prompt over the context length: both values named).
   virtual Result<RequestId> Submit(Request request) = 0;
+  // Ends the samples of a request that are not finished; kept ones stay.
   virtual Status Cancel(RequestId id) = 0;
+
+  // Trees that callers grow. Fork, Extend and Describe are called as SavePrefix; they act on the tokens that committed steps gave.
+  // NOT_FOUND: no such request or sample is there (any more); FAILED_PRECONDITION: the sample has ended and is not kept;
+  // INVALID_ARGUMENT names the option, its value and what is expected; UNAVAILABLE and errors of the device as Submit and Step.
+  // In all of these nothing is changed.
+
+  // Begins children of a sample, whether it waits, runs or is kept: samples of the same request, with its settings but for those of
+  // `options`. The sample itself goes on. Where it decodes, each child that finds a place takes one row of the next step and a copy
+  // of one page at most; all else is shared with it. Others wait in line and find in the cache what is there. Their first events
+  // may come before this returns.
+  virtual Result<std::vector<SampleId>> Fork(SampleId sample, const ForkOptions& options) = 0;
+  // Puts tokens behind those that a sample has, such as a tool's answer or a user's turn, and lets it go on. They are not told in
+  // events, and do not count against max_tokens; a constraint must allow them. A kept sample may have Request::max_tokens again.
+  // While the prompt is not computed: FAILED_PRECONDITION.
+  virtual Status Extend(SampleId sample, std::span<const int32_t> tokens) = 0;
+  // The sample is not wanted any more: unfinished it ends with kCancelled, kept it is forgotten. Its children stay. The next step
+  // begins with what it held. May be called from on_event. NOT_FOUND where no such request is alive; nothing to do where the sample
+  // is gone.
+  virtual Status Prune(SampleId sample) = 0;
+  // Request::keep no longer holds: what has ended is forgotten, what is unfinished goes on. Called as Prune.
+  virtual Status Release(RequestId id) = 0;
+  virtual Result<SampleInfo> Describe(SampleId sample) = 0;
+
   // Lets the prompt that was pinned under `name` be evicted again. NOT_FOUND if there is none (yet).
   virtual Status Unpin(const std::string& name) = 0;
   // Writes the prompt that is pinned under `name`, tokens and KV, to a file that LoadPrefix reads. Called by any thread but not
