@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -102,6 +103,38 @@ TEST_P(FixtureModel, RanksSayWhatOneSaysInEveryMode) {
     ASSERT_EQ(result.prompt_logprobs.size(), expected.prompt.size());
     for (size_t i = 1; i < expected.prompt.size(); ++i) {
       EXPECT_NEAR(*result.prompt_logprobs[i], expected.Logprob(i - 1, expected.prompt[i]), kTolerance);
+    }
+  }
+}
+
+// Pages are shared and copied in all layers and on all ranks.
+TEST_P(FixtureModel, ForkedSamplesGoOnAsTheirParentDoes) {
+  const Expected expected = LoadExpected(GetParam());
+  const std::vector<int32_t>& all = expected.greedy;
+  ASSERT_GT(all.size(), 4u);
+  for (const SharingMode sharing : kModes) {
+    for (const char* device : {"cpu", "cpu,cpu"}) {
+      SCOPED_TRACE(std::string(Name(sharing)) + " on " + device);
+      const auto engine = MakeEngine(GetParam(), {.device = device,
+                                                  .sharing = sharing,
+                                                  .max_running = 8,
+                                                  .max_batch_tokens = 100,
+                                                  .max_context = 512,
+                                                  .experiment = {.force_sharing = true}});
+      std::map<int32_t, std::vector<int32_t>> told;
+      Request request = Greedy(expected.prompt, static_cast<int32_t>(all.size()));
+      request.on_event = [&](const StreamEvent& event) {
+        told[event.index].insert(told[event.index].end(), event.token_ids.begin(), event.token_ids.end());
+      };
+      const SampleId parent{.request = engine->Submit(std::move(request)).value()};
+      while (told[0].size() < 3) ASSERT_TRUE(engine->Step().ok());
+      ASSERT_TRUE(engine->Fork(parent, {.n = 3}).ok());
+      ASSERT_TRUE(engine->Fork(parent, {.keep_tokens = 1}).ok());
+      while (engine->Step().value()) {
+      }
+      EXPECT_EQ(told[0], all);
+      for (const int32_t child : {1, 2, 3}) EXPECT_EQ(told[child], std::vector<int32_t>(all.begin() + 3, all.end()));
+      EXPECT_EQ(told[4], std::vector<int32_t>(all.begin() + 1, all.end()));
     }
   }
 }
