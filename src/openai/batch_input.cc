@@ -228,7 +228,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
     }
     if (errors->Has(line.number)) continue;
     ignored.Add(parsed->request.ignored_fields);
-    const Result<std::vector<int32_t>> tokens = parser.Encode(parsed->request);
+    Result<std::vector<int32_t>> tokens = parser.Encode(parsed->request);
     if (!tokens.ok()) {
       const BodyError told = parsed->request.PromptError(tokens.status());
       COPPICE_RETURN_IF_ERROR(report(
@@ -236,6 +236,8 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
       continue;
     }
     COPPICE_ASSIGN_OR_RETURN(const int64_t begin, input.spool_.Append(*tokens));
+    const auto num_tokens = static_cast<int32_t>(tokens->size());
+    parser.SetPrompt(*std::move(tokens), &parsed->request);  // without a limit of its own the output's depends on the prompt
     input.has_salts_ |= !parsed->request.request.cache_salt.empty();
     input.jobs_.push_back({.id = parsed->id,
                            .line = line.number,
@@ -243,7 +245,7 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
                            .fingerprint = Fingerprint(Trimmed(line.text)),
                            .tokens_begin = begin,
                            .size = static_cast<int32_t>(line.size),
-                           .num_tokens = static_cast<int32_t>(tokens->size()),
+                           .num_tokens = num_tokens,
                            .output_tokens = int64_t{parsed->request.request.n} * parsed->request.request.max_tokens});
   }
   ignored.Log(path);
