@@ -8,8 +8,11 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cli/batch_files.h"
 #include "cli/interrupt.h"
@@ -26,6 +29,8 @@
 #include "core/check.h"
 #include "grammar/grammar_compiler.h"
 #include "hub/model_store.h"
+#include "model/checkpoint.h"
+#include "openai/batch_cut.h"
 #include "openai/batch_input.h"
 #include "openai/batch_output.h"
 #include "openai/batch_run.h"
@@ -51,6 +56,7 @@ struct BatchOptions {
   EngineOptions engine;
   std::string input, output, errors, prefixes;
   int32_t queue = 64;
+  std::optional<int32_t> parts;  // nothing is answered: how the batch is divided among so many machines
   openai::UnknownFields unknown_fields = openai::UnknownFields::kIgnore;
   bool verbose = false, explain = false;
 };
@@ -164,28 +170,85 @@ Result<std::shared_ptr<const TokenConstraint>> Compile(const Engine& engine, con
   return (*compiler)->Compile(source);
 }
 
-Result<ExitCode> Batch(BatchOptions options) {
-  if (options.errors.empty()) options.errors = options.output + ".errors";
-  COPPICE_RETURN_IF_ERROR(Validate(options.engine));
-  COPPICE_RETURN_IF_ERROR(CheckFiles(options));
-  COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
-  if (std::error_code ignored; !std::filesystem::exists(options.input, ignored))
-    return NotFound(fmt::format("there is no input {}", options.input));
-  COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output));
-  COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options.errors));
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(options.engine));
-  TellNotes(*engine);
-  const int32_t model_context = engine->model_info().context_length;
-  const Status has_text = engine->tokenizer_status();
-  if (!has_text.ok() && has_text.code() != StatusCode::kNotFound)
-    spdlog::warn("answers have token_ids and no text: {}", OneLine(has_text.message()));
-  OpenAiRequestParser parser(engine->tokenizer(), options.engine.max_context > 0 ? options.engine.max_context : model_context,
-                             has_text, engine->model_info().vocab_size, {.unknown_fields = options.unknown_fields});
+// What is read before a model is.
+struct BatchFiles {
+  BatchOutput output;
+  BatchErrors errors;
+};
+
+Result<BatchFiles> OpenFiles(BatchOptions* options) {
+  if (options->errors.empty()) options->errors = options->output + ".errors";
+  COPPICE_RETURN_IF_ERROR(Validate(options->engine));
+  COPPICE_RETURN_IF_ERROR(CheckFiles(*options));
+  COPPICE_ASSIGN_OR_RETURN(options->engine.model_path, hub::FindModel(options->engine.model_path));
+  if (std::error_code ignored; !std::filesystem::exists(options->input, ignored))
+    return NotFound(fmt::format("there is no input {}", options->input));
+  COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options->output));
+  COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options->errors));
+  return BatchFiles{.output = std::move(output), .errors = std::move(errors)};
+}
+
+// What a parser must know of a model.
+struct ModelText {
+  const Tokenizer* tokenizer = nullptr;  // null: `status` says why
+  Status status;
+  int32_t context_length = 0, vocab_size = 0;
+};
+
+Result<std::unique_ptr<OpenAiRequestParser>> MakeParser(const BatchOptions& options, const ModelText& model) {
+  if (!model.status.ok() && model.status.code() != StatusCode::kNotFound)
+    spdlog::warn("answers have token_ids and no text: {}", OneLine(model.status.message()));
+  const int32_t context = options.engine.max_context > 0 ? options.engine.max_context : model.context_length;
+  auto parser = std::make_unique<OpenAiRequestParser>(model.tokenizer, context, model.status, model.vocab_size,
+                                                      openai::RequestRules{.unknown_fields = options.unknown_fields});
   if (!options.prefixes.empty()) {
     COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.prefixes, "--prefixes"));
-    COPPICE_ASSIGN_OR_RETURN(openai::FindNamedPrefix prefixes, openai::ParsePrefixesByName(text, options.prefixes, parser));
-    parser.SetPrefixes(std::move(prefixes));
+    COPPICE_ASSIGN_OR_RETURN(openai::FindNamedPrefix prefixes, openai::ParsePrefixesByName(text, options.prefixes, *parser));
+    parser->SetPrefixes(std::move(prefixes));
   }
+  return parser;
+}
+
+// One line of JSON for a program that has the parts run elsewhere. Reads the model's tokenizer and no weights.
+Result<ExitCode> PrintParts(BatchOptions options) {
+  COPPICE_ASSIGN_OR_RETURN(BatchFiles files, OpenFiles(&options));
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(options.engine.model_path));
+  const Result<std::unique_ptr<Tokenizer>> tokenizer = checkpoint->MakeTokenizer();
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<OpenAiRequestParser> parser,
+                           MakeParser(options, {.tokenizer = tokenizer.ok() ? tokenizer->get() : nullptr,
+                                                .status = tokenizer.status(),
+                                                .context_length = checkpoint->config().max_position,
+                                                .vocab_size = checkpoint->config().vocab_size}));
+  COPPICE_ASSIGN_OR_RETURN(const BatchInput input, BatchInput::Read(options.input, *parser, files.output, &files.errors));
+  const std::vector<openai::BatchJob>& jobs = input.jobs();
+  nlohmann::ordered_json report = {{"answered_before", input.num_finished_before()},
+                                   {"errors", files.errors.count()},
+                                   {"output_bytes", files.output.size()},
+                                   {"parts", nlohmann::ordered_json::array()}};
+  for (const openai::BatchPart& part : openai::CutBatch({.count = jobs.size(),
+                                       .prompt = [&](size_t i) { return input.Tokens(jobs[i]); },
+                                       .output_tokens = [&](size_t i) { return jobs[i].output_tokens; }},
+                                                        static_cast<size_t>(*options.parts))) {
+    std::vector<int64_t> lines;
+    for (size_t i = part.begin; i < part.end; ++i) lines.push_back(jobs[i].line);
+    report["parts"].push_back(
+        {{"prompt_tokens", part.prompt_tokens}, {"output_tokens", part.output_tokens}, {"lines", std::move(lines)}});
+  }
+  COPPICE_RETURN_IF_ERROR(Print(report.dump() + "\n"));
+  return files.errors.count() > 0 ? ExitCode::kFailure : ExitCode::kOk;
+}
+
+Result<ExitCode> Batch(BatchOptions options) {
+  COPPICE_ASSIGN_OR_RETURN(BatchFiles files, OpenFiles(&options));
+  auto& [output, errors] = files;
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(options.engine));
+  TellNotes(*engine);
+  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<OpenAiRequestParser> made,
+                           MakeParser(options, {.tokenizer = engine->tokenizer(),
+                                                .status = engine->tokenizer_status(),
+                                                .context_length = engine->model_info().context_length,
+                                                .vocab_size = engine->model_info().vocab_size}));
+  const OpenAiRequestParser& parser = *made;
   CatchFirstInterrupt();
   COPPICE_ASSIGN_OR_RETURN(const BatchInput input, BatchInput::Read(options.input, parser, output, &errors));
   spdlog::info("{} requests to answer, {} answered before, {} lines are none", input.jobs().size(), input.num_finished_before(),
@@ -238,12 +301,16 @@ Command AddBatchCommand(CLI::App& app) {
                                    "Fields of requests that are not known and would change no answer: ignore (told on stderr), or "
                                    "refuse")
       ->default_str("ignore");
+  command
+      ->add_option("--parts", options->parts,
+                   "Answer nothing: print, as JSON, the input's lines that so many machines would have, divided by prefix")
+      ->check(CLI::Range(1, 1 << 20));
   command->add_flag("--explain", options->explain, kExplainHelp);
   command->add_flag("-v,--verbose", options->verbose, "Log to stderr what the program does");
   AddEngineOptions(*command, options->engine);
   return {command, [options] {
             if (options->verbose) spdlog::set_level(spdlog::level::info);
-            return Batch(*options);
+            return options->parts ? PrintParts(*options) : Batch(*options);
           }};
 }
 
