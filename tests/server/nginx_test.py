@@ -12,17 +12,11 @@ import tempfile
 import time
 import unittest
 
-from server_process import ROOT, Server, raw_request
+from server_process import ROOT, Server, free_port, raw_request
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 KEYS = "me 2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90 role=admin\n"  # alice
 KEY = {"Authorization": "Bearer alice"}
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class NginxTest(unittest.TestCase):

@@ -19,6 +19,12 @@ from program import COPPICE, DATA, ROOT, TINY, coppice, default_model_or_skip  #
 sys.path.insert(0, os.path.join(ROOT, "build", "python-packages"))
 
 
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
 class Server:
     """A server on a free port, for a `with`; leaving it sends SIGTERM and expects a clean end. `key`: sent where no other one is."""
 
