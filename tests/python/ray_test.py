@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -12,37 +11,13 @@ import tempfile
 import time
 import unittest
 
-from long_packages import install_or_skip
+from ray_cluster import cluster
 
-PACKAGES = install_or_skip("ray", __file__)
+from batch_jobs import answers, computed_prompt_tokens, group_of, records, write_groups
+from program import COPPICE, coppice, default_model_or_skip
 
-from batch_jobs import answers, computed_prompt_tokens, group_of, records, write_groups  # noqa: E402
-from program import COPPICE, coppice, default_model_or_skip  # noqa: E402
-from server_process import free_port  # noqa: E402
-
-LOOPBACK = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's address in its network
 REQUESTS = 400
 DEADLINE = 900  # seconds, of a run on a machine with other work
-
-
-@contextlib.contextmanager
-def cluster(folder, cpus):
-    """The environment of the drivers of a Ray cluster of one node, which ends with its block. Temporary files of all are in `folder`."""
-    address = f"{LOOPBACK}:{free_port()}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], PACKAGES]), "RAY_ADDRESS": address, "TMPDIR": folder,
-                   "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address", LOOPBACK, "--port", address.split(":")[1],
-             "--num-cpus", str(cpus), "--include-dashboard", "false", "--temp-dir", os.path.join(folder, "ray"), "--object-store-memory", str(10**8)]
-    with open(os.path.join(folder, "ray.log"), "wb") as log:
-        with subprocess.Popen(start, env={name: value for name, value in environment.items() if name != "RAY_ADDRESS"}, stdout=log, stderr=log) as head:
-            try:
-                yield environment
-            finally:
-                head.terminate()  # and all that it has started
-                try:
-                    head.wait(60)
-                except subprocess.TimeoutExpired:
-                    head.kill()
 
 
 def programs(folder):
