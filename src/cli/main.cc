@@ -40,6 +40,7 @@
 #include "cli/score_command.h"
 #include "cli/serve_command.h"
 #include "cli/standard_output.h"
+#include "cli/tree_command.h"
 #include "cli/version.h"
 #include "core/check.h"
 #include "core/exhaustion.h"
@@ -80,9 +81,9 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
   };
   // In the order of help: what is used every day comes first.
   std::vector<Command> commands = {
-      coppice::cli::AddRunCommand(app),    coppice::cli::AddChatCommand(app),  coppice::cli::AddServeCommand(app),
-      coppice::cli::AddBatchCommand(app),  coppice::cli::AddScoreCommand(app), coppice::cli::AddPullCommand(app),
-      coppice::cli::AddModelsCommand(app),
+      coppice::cli::AddRunCommand(app),   coppice::cli::AddChatCommand(app),   coppice::cli::AddServeCommand(app),
+      coppice::cli::AddBatchCommand(app), coppice::cli::AddScoreCommand(app),  coppice::cli::AddTreeCommand(app),
+      coppice::cli::AddPullCommand(app),  coppice::cli::AddModelsCommand(app),
   };
   CLI::App* const inspect = add_group("inspect", "Show what a model file holds or what the attention planner decides");
   CLI::App* const eval = add_group("eval", "Measure accuracy, in every sharing mode");

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -13,6 +12,7 @@
 #include "core/quoted.h"
 #include "openai/field_reader.h"
 #include "openai/prompt_fields.h"
+#include "openai/sampling_fields.h"
 #include "openai/tool_grammar.h"
 
 namespace coppice::openai {
@@ -30,20 +30,6 @@ void TakeStop(FieldReader& fields, std::vector<std::string>* stop) {
   for (const json& text : list) {
     if (!text.is_string()) return fields.Expect("stop", *value, "a string or a list of strings");
     if (text != "") stop->push_back(text.get<std::string>());  // none is meant: it would end each answer at once
-  }
-}
-
-void TakeLogitBias(FieldReader& fields, SamplingParams* sampling) {
-  const json* value = fields.Find("logit_bias");
-  if (!value) return;
-  constexpr std::string_view kExpected = "an object of token id to number, such as {\"50\": -100}";
-  if (!value->is_object()) return fields.Expect("logit_bias", *value, kExpected);
-  for (const auto& [token, bias] : value->items()) {
-    int32_t id = -1;
-    const auto [end, error] = std::from_chars(token.data(), token.data() + token.size(), id);
-    if (error != std::errc() || end != token.data() + token.size() || !bias.is_number())
-      return fields.Expect("logit_bias", *value, kExpected);
-    sampling->logit_bias.emplace_back(id, bias.get<float>());
   }
 }
 
@@ -151,7 +137,6 @@ void TakeTimeout(FieldReader& fields, double* seconds) {
 
 void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_text) {
   Request& request = parsed->request;
-  SamplingParams& sampling = request.sampling;
   std::string ignored;
   fields.Take("model", &ignored);  // one model is loaded; the answer says which
   fields.Take("user", &ignored);
@@ -165,25 +150,11 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
     fields.Expect("modalities", *modalities, R"(["text"])");
   fields.Take("n", &parsed->choices);
   request.n = parsed->choices;
-  fields.Take("temperature", &sampling.temperature);
-  fields.Take("top_p", &sampling.top_p);
-  fields.Take("presence_penalty", &sampling.presence_penalty);
-  fields.Take("frequency_penalty", &sampling.frequency_penalty);
-  if (const json* seed = fields.Find("seed"); seed && seed->is_number() && seed->get<double>() < 0) {
-    int64_t negative = 0;  // OpenAI allows those
-    fields.Take("seed", &negative);
-    sampling.seed = static_cast<uint64_t>(negative);
-  } else {
-    fields.Take("seed", &sampling.seed);
-  }
+  TakeSampling(fields, &request.sampling);
+  TakeSeed(fields, &request.sampling.seed);
   TakeStop(fields, &request.stop);
-  TakeLogitBias(fields, &sampling);
   TakeStream(fields, parsed);
   // Extensions, by the names that other servers gave them.
-  fields.Take("top_k", &sampling.top_k);
-  if (sampling.top_k == -1) sampling.top_k = 0;
-  fields.Take("min_p", &sampling.min_p);
-  fields.Take("repetition_penalty", &sampling.repetition_penalty);
   fields.Take("min_tokens", &request.min_tokens);
   fields.Take("ignore_eos", &request.ignore_eos);
   fields.Take("cache_salt", &request.cache_salt);
