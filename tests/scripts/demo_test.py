@@ -39,7 +39,9 @@ class DemoTest(unittest.TestCase):
     def test_one_job_with_and_without_sharing(self):
         done = self.demo()
         self.assertEqual(done.returncode, 0, done)
-        (job,) = done.stdout.splitlines()
+        answer, job = done.stdout.splitlines()
+        self.assertTrue(answer.startswith("coppice run --model m.gguf --prompt "), answer)
+        self.assertIn("Building takes some 5 minutes with 3 idle cores", done.stderr)
         self.assertIn("run --model m.gguf --prompt-file examples/prompts/coppice.txt -n 64 --max-running 64 --max-tokens 64", job)
         self.assertIn("--baseline store", job)
         self.assertNotIn("--beside", job)
@@ -49,7 +51,7 @@ class DemoTest(unittest.TestCase):
         for arguments in (["--against", "llama.cpp"], ["--against=llama.cpp"]):
             done = self.demo(*arguments)
             self.assertEqual(done.returncode, 0, done)
-            peer, job = done.stdout.splitlines()
+            _, peer, job = done.stdout.splitlines()
             self.assertEqual(peer, "llama --model m.gguf --prompt-file examples/prompts/coppice.txt -n 64 --max-tokens 64 --threads 3 --out build/release/llama_samples.json")
             self.assertIn("-n 64", job)
             self.assertTrue(job.endswith("--threads 3 --beside build/release/llama_samples.json"), job)
@@ -60,6 +62,12 @@ class DemoTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done)
         self.assertIn("pip install --target build/llama-packages -r tests/server/requirements-llama.txt", done.stderr)
         self.assertNotIn("--beside", done.stdout)
+
+    def test_a_model_that_cannot_be_fetched_ends_it(self):
+        write(f"{self.root}/scripts/fetch_model", "#!/bin/sh\necho no network >&2\nexit 1\n", executable=True)
+        done = self.demo()
+        self.assertEqual((done.returncode, done.stdout), (1, ""), done)
+        self.assertIn("the model could not be fetched, as said above", done.stderr)
 
     def test_other_arguments_are_refused_before_anything_is_installed(self):
         for arguments in (["--against", "ollama"], ["--against"], ["64"]):
