@@ -93,6 +93,11 @@ std::string Fold(std::string_view text, int columns) {
   return folded;
 }
 
+std::vector<std::string> FillUp(std::vector<std::string> cells, std::span<const std::string> head) {
+  for (size_t i = 0; i < cells.size(); ++i) cells[i].insert(0, head[i].size() - std::min(head[i].size(), cells[i].size()), ' ');
+  return cells;
+}
+
 std::string FoldRow(std::span<const std::string> cells, int columns) {
   std::string row;
   int used = 0;

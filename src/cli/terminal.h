@@ -27,6 +27,9 @@ std::string Fold(std::string_view text, int columns);
 // Folded where `fd`, standard output, is a terminal; else, for programs that read it, as it is.
 std::string ForTerminal(std::string_view text, int fd = STDOUT_FILENO);
 
+// Cells as wide as those of `head`, filled up on their left. There are no more of them than of the head's.
+std::vector<std::string> FillUp(std::vector<std::string> cells, std::span<const std::string> head);
+
 // A table's row, cells that have the widths of their columns: one line, or, where `fd` is a narrower terminal, several, the later
 // ones further in. A head and its rows break at the same cells.
 std::string RowForTerminal(std::span<const std::string> cells, int fd = STDOUT_FILENO);

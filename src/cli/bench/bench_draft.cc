@@ -112,25 +112,21 @@ ordered_json Summarize(const Case& job, std::vector<RunStats> runs) {
           {"decode_tokens_per_second_range", {runs.front().decode_tokens_per_second(), runs.back().decode_tokens_per_second()}}};
 }
 
-std::vector<std::string> RowCells(std::string_view text, std::string_view samples, std::string_view draft,
-                                  std::string_view per_step, std::string_view accepted, std::string_view drafted,
-                                  std::string_view read, std::string_view unshared, std::string_view speed) {
-  return {fmt::format("{:<8}", text),
-          fmt::format("{:>4}", samples),
-          fmt::format(" {:<20}", draft),
-          fmt::format("{:>11}", per_step),
-          fmt::format("{:>9}/{:<9}", accepted, drafted),
-          fmt::format("{:>13}", read),
-          fmt::format("{:>13}", unshared),
-          fmt::format("{:>10}", speed)};
+// The head of the columns.
+std::vector<std::string> HeadCells() {
+  return {"text    ",      "   n",      fmt::format(" {:<20}", "draft"), "tokens/step", " accepted/drafted  ", "KV read/token",
+          "     unshared", "decode t/s"};
 }
 
 std::vector<std::string> RowCells(const ordered_json& row) {
-  return RowCells(row["text"].get<std::string>(), row["samples"].dump(), row["draft"].get<std::string>(),
-                  fmt::format("{:.2f}", row["tokens_per_step"].get<double>()), row["accepted_draft_tokens"].dump(),
-                  row["drafted_tokens"].dump(), FormatBytes(row["kv_bytes_read_per_token"].get<double>()),
-                  FormatBytes(row["kv_bytes_read_per_token_unshared"].get<double>()),
-                  fmt::format("{:.1f}", row["decode_tokens_per_second"].get<double>()));
+  return FillUp(
+      {fmt::format("{:<8}", row["text"].get<std::string>()), row["samples"].dump(),
+       fmt::format(" {:<20}", row["draft"].get<std::string>()), fmt::format("{:.2f}", row["tokens_per_step"].get<double>()),
+       fmt::format("{:>9}/{:<9}", row["accepted_draft_tokens"].dump(), row["drafted_tokens"].dump()),
+       FormatBytes(row["kv_bytes_read_per_token"].get<double>()),
+       FormatBytes(row["kv_bytes_read_per_token_unshared"].get<double>()),
+       fmt::format("{:.1f}", row["decode_tokens_per_second"].get<double>())},
+      HeadCells());
 }
 
 Result<ExitCode> BenchDraft(BenchDraftOptions options) {
@@ -163,8 +159,7 @@ Result<ExitCode> BenchDraft(BenchDraftOptions options) {
                          {"max_tokens", options.max_tokens},
                          {"repeats", options.repeats},
                          {"rows", ordered_json::array()}};
-  COPPICE_RETURN_IF_ERROR(Print(RowForTerminal(
-      RowCells("text", "n", "draft", "tokens/step", "accepted", "drafted", "KV read/token", "unshared", "decode t/s"))));
+  COPPICE_RETURN_IF_ERROR(Print(RowForTerminal(HeadCells())));
   for (size_t c = 0; c < cases.size(); ++c) {
     report["rows"].push_back(Summarize(cases[c], runs[c]));
     COPPICE_RETURN_IF_ERROR(Print(RowForTerminal(RowCells(report["rows"].back()))));

@@ -7,12 +7,14 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cli/bench/bench_support.h"
 #include "cli/bench/report_page.h"
 #include "cli/bench/svg_plot.h"
 #include "cli/run_stats.h"
+#include "cli/terminal.h"
 
 namespace coppice::cli {
 namespace {
@@ -127,8 +129,7 @@ std::vector<std::string> DecodeRowCells(const ordered_json& row) {
   } else {
     cells.resize(head.size() - 4, "x");
   }
-  for (size_t i = 0; i < cells.size(); ++i) cells[i] = fmt::format("{:>{}}", cells[i], head[i].size());
-  return cells;
+  return FillUp(std::move(cells), head);
 }
 
 void AddAttention(const ModelConfig& model, int32_t max_tokens, const std::optional<Roofline>& roofline, ordered_json* rows) {

@@ -6,12 +6,14 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cli/bench/bench_support.h"
 #include "cli/bench/report_page.h"
 #include "cli/bench/svg_plot.h"
 #include "cli/run_stats.h"
+#include "cli/terminal.h"
 
 namespace coppice::cli {
 namespace {
@@ -221,7 +223,7 @@ std::vector<std::string> LoadRowCells(const ordered_json& row) {
     cells.insert(cells.end(), {percent("hit_rate"), FormatBytes(Value(row, nullptr, "kv_bytes_read")),
                                FormatBytes(Value(row, nullptr, "kv_bytes_saved"))});
   }
-  for (size_t i = 0; i < cells.size(); ++i) cells[i] = fmt::format("{:>{}}", cells[i], head[i].size());
+  cells = FillUp(std::move(cells), head);
   if (const auto capacity = row.find("capacity"); capacity != row.end()) {
     const double rate = (*capacity)["rate"].get<double>();
     cells.push_back(rate == 0                         ? " capacity: below this rate"
