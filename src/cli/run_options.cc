@@ -15,6 +15,7 @@
 #include "core/check.h"
 #include "engine/validate_options.h"
 #include "engine/validate_request.h"
+#include "ops/peer_group.h"
 
 namespace coppice::cli {
 namespace {
@@ -126,6 +127,12 @@ Result<uint64_t> ParseSeed(std::string_view text) {
   return seed;
 }
 
+std::string FirstGpus(int count) {
+  std::string names = "cuda:0";
+  for (int gpu = 1; gpu < count; ++gpu) names += ",cuda:" + std::to_string(gpu);
+  return names;
+}
+
 void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   options.event_thread = true;
   const std::string group_before = command.option_defaults()->get_group();
@@ -134,11 +141,23 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       .add_option("-m,--model", options.model_path,
                   "GGUF file, Hugging Face folder, or the name of a pulled model (default: smollm2-135m)")
       ->check(NotEmpty());
+  CLI::Option* const device =
+      command
+          .add_option("--device", options.device,
+                      "cpu, cuda, cuda:1, or auto: the first CUDA device if there is one, else the CPU. Several divide the model: "
+                      "cuda:0,cuda:1 among GPUs, cpu,cpu among threads")
+          ->capture_default_str();
   command
-      .add_option("--device", options.device,
-                  "cpu, cuda, cuda:1, or auto: the first CUDA device if there is one, else the CPU. cpu,cpu: one model on two "
-                  "ranks of threads")
-      ->capture_default_str();
+      .add_option_function<int>(
+          "--tp", [&options](int gpus) { options.device = FirstGpus(gpus); },
+          "Tensor parallelism: the model divided among the first N GPUs, as --device names them")
+      ->type_name("N")
+      ->check(CLI::Range(1, ops::kMostPeers))
+      ->excludes(device);
+  command
+      .add_flag("--nccl", options.experiment.ranks_by_nccl,
+                "Ranks on GPUs exchange values through NCCL, also where they read each other's memory")
+      ->group(kBatchingGroup);
   command
       .add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
                   "Share of a GPU's memory that may be used, what others use included")

@@ -58,6 +58,9 @@ Result<uint64_t> ParseSeed(std::string_view text);
 // "1,2,3", spaces allowed.
 Result<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 
+// The first `count` GPUs, as EngineOptions::device names them.
+std::string FirstGpus(int count);
+
 // The options that every command with an engine has: --model, --dtype, --sharing, --page-size, --threads, ... All have a thread for
 // events. --trace is for whoever runs the command (main.cc).
 void AddEngineOptions(CLI::App& command, EngineOptions& options);

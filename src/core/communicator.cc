@@ -19,14 +19,33 @@ class SingleRank final : public Communicator {
     COPPICE_CHECK(part.data == all.data);  // the part is all there is, where it is
     return OkStatus();
   }
+  Status Broadcast(void*, int64_t, Stream) override { return OkStatus(); }
   Status Barrier() override { return OkStatus(); }
 };
 
-}  // namespace
+class ThreadGroup final : public CommunicatorGroup {
+ public:
+  explicit ThreadGroup(std::span<Executor* const> executors)
+      : CommunicatorGroup(static_cast<int>(executors.size())),
+        executors_(executors.begin(), executors.end()),
+        shown_(executors.size()) {}
+  std::unique_ptr<Communicator> MakeRank(int rank) override;
+
+ private:
+  friend class ThreadCommunicator;
+  // What a rank shows the others while they are between two barriers.
+  struct alignas(kCacheLine) Shown {
+    const void* data = nullptr;
+    int64_t stride = 0;
+  };
+
+  const std::vector<Executor*> executors_;
+  std::vector<Shown> shown_;
+};
 
 class ThreadCommunicator final : public Communicator {
  public:
-  ThreadCommunicator(CommunicatorGroup* group, int rank) : group_(*group), rank_(rank) {}
+  ThreadCommunicator(ThreadGroup* group, int rank) : group_(*group), rank_(rank) {}
 
   int rank() const override { return rank_; }
   int size() const override { return group_.size(); }
@@ -53,12 +72,18 @@ class ThreadCommunicator final : public Communicator {
         for (int from = 0; from < size(); ++from) {
           const int64_t column = from * part.cols, cols = std::min(part.cols, all.cols - column);
           if (cols <= 0) break;
-          const CommunicatorGroup::Shown& shown = group_.shown_[from];
+          const ThreadGroup::Shown& shown = group_.shown_[from];
           std::memcpy(static_cast<std::byte*>(all.data) + (row * all.stride + column) * element,
                       static_cast<const std::byte*>(shown.data) + row * shown.stride * element, cols * element);
         }
       });
     }
+    return group_.Barrier();
+  }
+
+  Status Broadcast(void* data, int64_t bytes, Stream) override {
+    COPPICE_RETURN_IF_ERROR(Show(data, bytes));
+    if (rank_ != 0) std::memcpy(data, group_.shown_[0].data, bytes);
     return group_.Barrier();
   }
 
@@ -87,18 +112,21 @@ class ThreadCommunicator final : public Communicator {
     }
   }
 
-  CommunicatorGroup& group_;
+  ThreadGroup& group_;
   const int rank_;
 };
 
-std::unique_ptr<Communicator> MakeSingleRank() { return std::make_unique<SingleRank>(); }
-
-CommunicatorGroup::CommunicatorGroup(std::span<Executor* const> executors)
-    : executors_(executors.begin(), executors.end()), shown_(executors.size()) {}
-
-std::unique_ptr<Communicator> CommunicatorGroup::MakeRank(int rank) {
+std::unique_ptr<Communicator> ThreadGroup::MakeRank(int rank) {
   COPPICE_CHECK(rank >= 0 && rank < size());
   return std::make_unique<ThreadCommunicator>(this, rank);
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> MakeSingleRank() { return std::make_unique<SingleRank>(); }
+
+std::unique_ptr<CommunicatorGroup> MakeThreadGroup(std::span<Executor* const> executors) {
+  return std::make_unique<ThreadGroup>(executors);
 }
 
 void CommunicatorGroup::Abort(const Status& status) {
@@ -113,6 +141,7 @@ void CommunicatorGroup::Abort(const Status& status) {
 }
 
 void CommunicatorGroup::Reset() {
+  OnReset();
   const std::lock_guard lock(mutex_);
   status_ = OkStatus();
   arrived_.store(0, std::memory_order_relaxed);

@@ -24,7 +24,7 @@ class Ranks {
       pools_.push_back(std::make_unique<ThreadPool>(rank % 2 + 1));
       executors_.push_back(pools_.back().get());
     }
-    group_ = std::make_unique<CommunicatorGroup>(executors_);
+    group_ = MakeThreadGroup(executors_);
   }
   CommunicatorGroup& group() { return *group_; }
 
@@ -96,6 +96,15 @@ TEST(Communicator, PartsLieSideBySideWhereTheyAreWanted) {
     }
   }
   EXPECT_EQ(all[1], std::vector<float>(kRows * kAll, -1));
+}
+
+TEST(Communicator, TheFirstRanksBytesBecomeThoseOfAll) {
+  Ranks ranks(3);
+  std::vector<std::vector<int32_t>> values = {{1, 2, 3}, {4, 5, 6}, {7, 8, 9}};
+  const auto statuses =
+      ranks.Run([&](Communicator& rank) { return rank.Broadcast(values[rank.rank()].data(), 2 * sizeof(int32_t), nullptr); });
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(values, (std::vector<std::vector<int32_t>>{{1, 2, 3}, {1, 2, 6}, {1, 2, 9}}));
 }
 
 // A rank that fails leaves the others in a barrier that it never reaches.

@@ -22,6 +22,7 @@
 #include "model/checkpoint.h"
 #include "model/random_checkpoint.h"
 #include "model/rope.h"
+#include "ops/peer_group.h"
 #include "runner/device_runner.h"
 #include "runner/kv_pool.h"
 #include "runner/model_runner.h"
@@ -31,17 +32,6 @@
 
 namespace coppice {
 namespace {
-
-// Bytes that the KV cache may take of what the device has left, the model's weights and activations being there; INT64_MAX if it
-// does not say.
-Result<int64_t> KvCacheBudget(const Device& device, const EngineOptions& options) {
-  const Result<Device::MemoryInfo> memory = device.GetMemoryInfo();
-  if (device.kind() == DeviceKind::kCpu) return memory.ok() ? memory->free_bytes / 2 : INT64_MAX;
-  COPPICE_RETURN_IF_ERROR(memory.status());
-  const auto kept_free = static_cast<int64_t>((1 - options.gpu_memory_utilization) * static_cast<double>(memory->total_bytes));
-  constexpr int64_t kStepInputs = int64_t{64} << 20;  // what is allocated after the pool
-  return memory->free_bytes - kept_free - kStepInputs;
-}
 
 // Rows of logits that a GPU's step has at a time. More would make no product of so many columns faster.
 constexpr int32_t kMostLogitRows = 512;
@@ -62,24 +52,42 @@ DType SuitableDType(const Checkpoint& checkpoint, const EngineOptions& options, 
   return is_open ? checkpoint.SuitableHalf() : DType::kBF16;
 }
 
-// Pages of the KV cache. RESOURCE_EXHAUSTED if not even one sample of a token would fit.
-Result<int32_t> NumPages(const Device& device, const EngineOptions& options, int64_t page_bytes) {
+// Bytes that the KV cache may take on a device of what it has left, the model's weights and activations being there; INT64_MAX if
+// it does not say.
+Result<int64_t> KvCacheBudget(const Device& device, const EngineOptions& options) {
+  const Result<Device::MemoryInfo> memory = device.GetMemoryInfo();
+  if (device.kind() == DeviceKind::kCpu) return memory.ok() ? memory->free_bytes / 2 : INT64_MAX;
+  COPPICE_RETURN_IF_ERROR(memory.status());
+  const auto kept_free = static_cast<int64_t>((1 - options.gpu_memory_utilization) * static_cast<double>(memory->total_bytes));
+  constexpr int64_t kStepInputs = int64_t{64} << 20;  // what is allocated after the pool
+  return std::max<int64_t>(memory->free_bytes - kept_free - kStepInputs, 0);
+}
+
+// Pages of the KV cache, of which each rank has `bytes_of_rank` a page. RESOURCE_EXHAUSTED if not even one sample of a token would
+// fit.
+Result<int32_t> NumPages(std::span<const ModelParts> ranks, const EngineOptions& options, int64_t bytes_of_rank) {
+  const Device& first = *ranks.front().device;
+  const int64_t page_bytes = bytes_of_rank * static_cast<int64_t>(ranks.size());
   const int64_t full = static_cast<int64_t>(options.max_running) * (CeilDiv(options.max_context, options.page_size) + 1);
   int64_t pages = options.kv_cache_bytes / page_bytes;
   if (options.kv_cache_bytes == 0) {
-    COPPICE_ASSIGN_OR_RETURN(const int64_t budget, KvCacheBudget(device, options));
-    pages = std::min(full, std::max<int64_t>(budget, 0) / page_bytes);
+    pages = full;
+    for (const ModelParts& rank : ranks) {
+      COPPICE_ASSIGN_OR_RETURN(const int64_t budget, KvCacheBudget(*rank.device, options));
+      // Ranks on CPUs share the host's memory.
+      pages = std::min(pages, budget / (first.kind() == DeviceKind::kCpu ? page_bytes : bytes_of_rank));
+    }
   }
   // A slot number, page * page_size + slot, and the forest's page indices are 32 bits wide in some backends.
   pages = std::min<int64_t>(pages, INT32_MAX / options.page_size);
   if (pages < 2) {
-    const Result<Device::MemoryInfo> memory = device.GetMemoryInfo();
+    const Result<Device::MemoryInfo> memory = first.GetMemoryInfo();
     const std::string figures = memory.ok() ? ", of which " + std::to_string(memory->free_bytes) + " of " +
                                                   std::to_string(memory->total_bytes) + " bytes are free"
                                             : "";
     return ResourceExhausted("the KV cache would have " + std::to_string(pages) + " pages of " + std::to_string(page_bytes) +
-                             " bytes on " + device.name() + figures + "; expected at least 2: raise kv_cache_bytes (--kv-cache)" +
-                             (device.kind() == DeviceKind::kCpu ? "" : " or gpu_memory_utilization") + " or free some memory");
+                             " bytes on " + first.name() + figures + "; expected at least 2: raise kv_cache_bytes (--kv-cache)" +
+                             (first.kind() == DeviceKind::kCpu ? "" : " or gpu_memory_utilization") + " or free some memory");
   }
   return static_cast<int32_t>(pages);
 }
@@ -149,7 +157,7 @@ Result<ModelParts> LoadRank(const Checkpoint& checkpoint, const EngineOptions& o
                                           .machine_model_path = options.machine_model_path}));
     parts.plans.push_back(std::move(plan));
   }
-  if (!on_cpu) {
+  if (!on_cpu && parts.transformer->shard().rank == 0) {
     COPPICE_ASSIGN_OR_RETURN(parts.sampler, DeviceSampler::Create(parts.device.get(),
                                                                   {.max_draws = options.max_batch_tokens,
                                                                    .max_rows = options.max_batch_tokens,
@@ -166,7 +174,8 @@ Result<ModelParts> LoadRank(const Checkpoint& checkpoint, const EngineOptions& o
 // The KV of a rank, and what brings steps to it.
 Status AddPages(const EngineOptions& options, int32_t num_pages, attention::Context* context, ModelParts* parts) {
   const ModelConfig& config = parts->transformer->config();
-  const ShardRun heads = parts->transformer->shard().KvHeads(config);
+  const Shard& shard = parts->transformer->shard();
+  const ShardRun heads = shard.KvHeads(config);
   COPPICE_ASSIGN_OR_RETURN(parts->pool, KvPool::Create(parts->device.get(), context,
                                                        {.specs = parts->transformer->attention_specs(),
                                                         .layer_groups = parts->transformer->layer_groups(),
@@ -174,7 +183,8 @@ Status AddPages(const EngineOptions& options, int32_t num_pages, attention::Cont
                                                         .page_size = options.page_size,
                                                         .heads = {.first = static_cast<int32_t>(heads.begin),
                                                                   .count = static_cast<int32_t>(heads.count),
-                                                                  .total = config.num_kv_heads}}));
+                                                                  .total = config.num_kv_heads,
+                                                                  .is_copy = shard.IndexAtKvHead(config) > 0}}));
   COPPICE_ASSIGN_OR_RETURN(parts->inputs, StepInputs::Create(parts->device.get(), {.max_tokens = options.max_batch_tokens,
                                                                                    .max_logit_rows = options.max_batch_tokens,
                                                                                    .vocab_size = config.vocab_size,
@@ -183,8 +193,28 @@ Status AddPages(const EngineOptions& options, int32_t num_pages, attention::Cont
   return OkStatus();
 }
 
+// What the ranks on these devices say to each other goes by way of it.
+Result<std::unique_ptr<CommunicatorGroup>> ConnectRanks(const ModelConfig& config, const EngineOptions& options,
+                                                        std::span<const std::unique_ptr<Device>> devices,
+                                                        std::span<const RankPlace> places) {
+  if (devices.size() == 1 || devices.front()->kind() == DeviceKind::kCpu) return MakeThreadGroup(ExecutorsOf(places));
+  std::vector<int> ordinals;
+  for (const auto& device : devices) ordinals.push_back(device->ordinal());
+  constexpr int64_t kMostBytes = int64_t{16} << 20;  // at a time; more would fill no link better
+  const int64_t max_bytes = std::min(int64_t{options.max_batch_tokens} * config.hidden_size * int64_t{sizeof(float)}, kMostBytes);
+  Status status;
+  if (!options.experiment.ranks_by_nccl) {
+    Result<std::unique_ptr<CommunicatorGroup>> peers = ops::MakePeerGroup(ordinals, max_bytes);
+    if (peers.ok() || peers.status().code() != StatusCode::kUnavailable) return peers;
+    status = peers.status();
+  }
+  Result<std::unique_ptr<CommunicatorGroup>> nccl = ops::MakeNcclGroup(ordinals, max_bytes);
+  if (nccl.ok() || status.ok()) return nccl;
+  return Unavailable(status.message() + ". NCCL would do without, but: " + nccl.status().message());
+}
+
 // `options` are complete; max_context is at most the model's. `num_pages` 0: as options.kv_cache_bytes says. A rank for each device
-// and place; the ranks of several share a host.
+// and place.
 Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions& options, int32_t num_pages,
                               std::vector<std::unique_ptr<Device>> devices, std::span<const RankPlace> places,
                               std::shared_ptr<DraftDistributions> distributions) {
@@ -192,7 +222,8 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
   const bool on_cpu = devices.front()->kind() == DeviceKind::kCpu;
   // A GPU draws from logits as they come, so few of them take room from KV: at 128,256 tokens and 2,048 rows they would have 1 GB.
   const int32_t max_logit_rows = on_cpu ? options.max_batch_tokens : std::min(options.max_batch_tokens, kMostLogitRows);
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> group, RankGroup::Create(ExecutorsOf(places)));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<CommunicatorGroup> connected, ConnectRanks(config, options, devices, places));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> group, RankGroup::Create(std::move(connected)));
   std::vector<ModelParts> ranks(devices.size());
   COPPICE_RETURN_IF_ERROR(group->Run([&](int rank) -> Status {
     Communicator* const communicator = group->size() == 1 ? nullptr : &group->communicator(rank);
@@ -202,8 +233,7 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
   }));
   if (num_pages == 0) {
     const attention::AttentionSpec& spec = ranks.front().transformer->attention_specs().front();
-    const int64_t page_bytes = KvPool::BytesPerPage(spec, config.num_layers, options.page_size) * group->size();
-    COPPICE_ASSIGN_OR_RETURN(num_pages, NumPages(*ranks.front().device, options, page_bytes));
+    COPPICE_ASSIGN_OR_RETURN(num_pages, NumPages(ranks, options, KvPool::BytesPerPage(spec, config.num_layers, options.page_size)));
   }
   LoadedModel loaded;
   COPPICE_ASSIGN_OR_RETURN(loaded.cache, KvCache::Create({.num_pages = num_pages,
@@ -218,10 +248,11 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
     COPPICE_ASSIGN_OR_RETURN(loaded.runner, ModelRunner::Create(std::move(ranks), std::move(group)));
   } else {
     COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<DeviceRunner> runner,
-                             DeviceRunner::Create(std::move(ranks.front()), {.max_rows = options.max_batch_tokens,
-                                                                             .max_draws = options.max_batch_tokens,
-                                                                             .max_logit_rows = max_logit_rows,
-                                                                             .max_graphs = options.experiment.max_graphs}));
+                             DeviceRunner::Create(std::move(ranks), std::move(group),
+                                                  {.max_rows = options.max_batch_tokens,
+                                                   .max_draws = options.max_batch_tokens,
+                                                   .max_logit_rows = max_logit_rows,
+                                                   .max_graphs = options.experiment.max_graphs}));
     if (options.tune) COPPICE_RETURN_IF_ERROR(runner->Tune());
     loaded.runner = std::move(runner);
   }

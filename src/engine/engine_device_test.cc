@@ -12,6 +12,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -44,9 +45,10 @@ class EngineDevice : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     ThreadPool threads(1);
-    const Result<std::unique_ptr<Device>> device = OpenDevice({.device = GetParam(), .dtype = DType::kBF16}, &threads);
-    if (!device.ok()) GTEST_SKIP() << device.status().ToString();
-    on_gpu_ = (*device)->kind() == DeviceKind::kCuda;
+    const std::vector<Executor*> executors(ParseDeviceNames(GetParam())->size(), &threads);
+    const auto devices = OpenDevices({.device = GetParam(), .dtype = DType::kBF16}, executors);
+    if (!devices.ok()) GTEST_SKIP() << devices.status().ToString();
+    on_gpu_ = devices->front()->kind() == DeviceKind::kCuda;
   }
 
   TestedEngine Make(const std::string& model, EngineOptions options) const {
@@ -54,6 +56,7 @@ class EngineDevice : public ::testing::TestWithParam<const char*> {
     options.device = GetParam();
     options.num_threads = 2;
     if (options.kv_cache_bytes == 0) options.kv_cache_bytes = 64 << 20;
+    options.kv_cache_bytes *= static_cast<int64_t>(ParseDeviceNames(GetParam())->size());  // they are those of all ranks
     Result<EngineParts> parts = LoadEngineParts(options);
     EXPECT_TRUE(parts.ok()) << parts.status().ToString();
     const KvCache* const cache = parts->cache.get();
@@ -66,7 +69,8 @@ class EngineDevice : public ::testing::TestWithParam<const char*> {
   bool on_gpu_ = false;
 };
 
-INSTANTIATE_TEST_SUITE_P(On, EngineDevice, ::testing::Values("cpu", "cuda"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(On, EngineDevice, ::testing::Values("cpu", "cuda", "cuda:0,cuda:1"),
+                         [](const auto& info) { return ParseDeviceNames(info.param)->size() > 1 ? "two_gpus" : info.param; });
 
 // How far the best token of each place was ahead of the second, in float32 on the CPU.
 std::vector<float> GreedyMargins(const std::string& model, const Expected& expected) {
@@ -128,8 +132,9 @@ void EngineDevice::ExpectWhatTransformersSays(const std::string& model, DType dt
 }
 
 TEST_P(EngineDevice, SaysWhatTransformersSays) {
-  for (const char* model : {"llama-gqa", "llama3-rope", "llama-hd64-long", "llama-hd128-long", "llama-yarn-a", "mistral-sw",
-                            "mistral-hd64-sw-long", "qwen2-a", "qwen3", "gemma3-long-a", "starcoder-long-a"}) {
+  for (const char* model :
+       {"llama-gqa", "llama3-rope", "llama-hd64-long", "llama-hd128-long", "llama-yarn-a", "mistral-sw", "mistral-hd64-sw-long",
+        "qwen2-a", "qwen3", "gemma3-long-a", "starcoder-long-a", "phi2-a", "codegen-a"}) {
     ExpectWhatTransformersSays(model, DType::kBF16, kOneRounding);
     if (on_gpu_) ExpectWhatTransformersSays(model, DType::kF16, kOneRounding / 8);
   }
@@ -224,7 +229,6 @@ std::vector<Outcome> Play(Engine& engine, const std::vector<Request>& requests, 
 // A captured step launches what the same step launches without a graph, so that its bits are the same: prompts alone and beside
 // samples that decode, drafts in chains and trees, with few graphs that take each other's place.
 TEST_P(EngineDevice, GraphsChangeNoToken) {
-  const bool on_gpu = std::string(GetParam()) == "cuda";
   struct Mode {
     DraftMode draft = DraftMode::kNone;
     int32_t branches = 1;
@@ -265,20 +269,20 @@ TEST_P(EngineDevice, GraphsChangeNoToken) {
         if (mode.draft != DraftMode::kNone) {
           EXPECT_GT(counts.drafting.all, 20);
         }
-        if (on_gpu && max_graphs == 256) {
+        if (on_gpu_ && max_graphs == 256) {
           EXPECT_GT(counts.hybrid.graphs, 5);
           EXPECT_GT(counts.decoding.graphs + counts.drafting.graphs, 20);
           if (mode.draft != DraftMode::kNone) {
             EXPECT_GT(counts.drafting.graphs, 5);
           }
-        } else if (on_gpu && max_graphs == 3) {
+        } else if (on_gpu_ && max_graphs == 3) {
           EXPECT_GT(counts.graphs(), 5);
         } else {
           EXPECT_EQ(counts.graphs(), 0);
         }
         if (expected.empty()) {
           expected = outcomes;
-          if (!on_gpu) break;
+          if (!on_gpu_) break;
           continue;
         }
         for (size_t i = 0; i < outcomes.size(); ++i) {
@@ -321,7 +325,7 @@ TEST_P(EngineDevice, ChunksOfAPromptAreGraphsFromTheSecondOn) {
   StepCounts counts;
   Play(*tested.engine, {Greedy(prompt, 10)}, &counts);
   EXPECT_EQ(counts.prompts.all, 9);
-  EXPECT_EQ(counts.prompts.graphs, std::string(GetParam()) == "cuda" ? 7 : 0);
+  EXPECT_EQ(counts.prompts.graphs, on_gpu_ ? 7 : 0);
 }
 
 TEST_P(EngineDevice, RandomTracesKeepTheCacheWhole) {
@@ -362,7 +366,7 @@ TEST_P(EngineDevice, RandomTracesKeepTheCacheWhole) {
 
 TEST_P(EngineDevice, DeterministicModeGivesTheSameBitsWarmAndCold) {
   // On a GPU pages of fewer than 8 tokens are another kernel's, with other bits (docs/numerics.md).
-  const auto page_sizes = std::string(GetParam()) == "cuda" ? std::array{16, 8, 64} : std::array{16, 4, 1};
+  const auto page_sizes = on_gpu_ ? std::array{16, 8, 64} : std::array{16, 4, 1};
   std::mt19937 random(23);
   const EngineOptions cold_options{.sharing = SharingMode::kNone, .max_running = 3, .max_context = 500, .deterministic = true};
   const TestedEngine cold = Make("llama-hd64-long", cold_options);
@@ -478,6 +482,77 @@ TEST_P(EngineDevice, SleepGivesMemoryBack) {
     EXPECT_EQ(Generate(*tested.engine, request).samples, expected.samples);
     EXPECT_TRUE(!on_gpu_ || tested.engine->Metrics().graph_steps > graphs + 20);
   }
+}
+
+// A pinned prompt stays cached while others come and go, and its file brings it to another engine: to one GPU and to two.
+TEST_P(EngineDevice, PinnedPrefixesOutliveOthersAndTheirEngine) {
+  constexpr int32_t kTokens = 200;
+  for (const char* model : {"llama-hd64-long", "gemma3-long-a"}) {
+    SCOPED_TRACE(model);
+    const EngineOptions options = {
+        .dtype = DType::kBF16, .kv_cache_bytes = 2 << 20, .max_running = 2, .max_context = 400, .deterministic = true};
+    std::vector<int32_t> prompt(kTokens);
+    std::mt19937 random(31);
+    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 90) + 3;
+    const TestedEngine first = Make(model, options);
+    Request pinned = Greedy(prompt, 20, 2);
+    pinned.pin_prompt_as = "prompt";
+    const Outcome expected = Generate(*first.engine, pinned);
+    for (int32_t other = 0; other < 30; ++other) {  // more than there is room for
+      Generate(*first.engine, Greedy(std::vector<int32_t>(150, other + 3), 5));
+    }
+    const int64_t before = first.engine->Metrics().cached_tokens;
+    EXPECT_EQ(Generate(*first.engine, Greedy(prompt, 20, 2)).samples, expected.samples);
+    EXPECT_GE(first.engine->Metrics().cached_tokens - before, kTokens - 1);
+
+    const testing::TemporaryFolder folder;
+    const std::string path = folder.path() + "/prefix";
+    const Status saved = first.engine->SavePrefix("prompt", path);
+    ASSERT_TRUE(saved.ok()) << saved.ToString();
+    std::vector<std::string> devices = {GetParam()};
+    if (devices.front() == "cuda:0,cuda:1") devices.push_back("cuda:1");
+    for (const std::string& device : devices) {
+      EngineOptions of_other = options;
+      of_other.model_path = ModelPath(model);
+      of_other.device = device;
+      of_other.num_threads = 2;
+      const auto other = Engine::Create(of_other).value();
+      const Status loaded = other->LoadPrefix("prompt", path, CacheTenant());
+      ASSERT_TRUE(loaded.ok()) << loaded.ToString();
+      const Outcome outcome = Generate(*other, Greedy(prompt, 20, 2));
+      EXPECT_GE(other->Metrics().cached_tokens, kTokens - 1);
+      // Sums over ranks are rounded otherwise, and a near tie may then end otherwise.
+      if (device == GetParam()) {
+        EXPECT_EQ(outcome.samples, expected.samples);
+      }
+    }
+    EXPECT_TRUE(first.cache->CheckIntegrity().ok());
+  }
+}
+
+// Children of a sample go on as it does: pages are shared and copied on the device.
+TEST_P(EngineDevice, ForkedSamplesGoOnAsTheirParentDoes) {
+  const TestedEngine tested =
+      Make("llama-hd64-long", {.dtype = DType::kBF16, .max_running = 8, .max_context = 400, .deterministic = true});
+  std::map<int32_t, std::vector<int32_t>> told;
+  Request request = Greedy(std::vector<int32_t>(77, 5), 40);
+  request.on_event = [&](const StreamEvent& event) {
+    told[event.index].insert(told[event.index].end(), event.token_ids.begin(), event.token_ids.end());
+  };
+  const SampleId parent{.request = tested.engine->Submit(std::move(request)).value()};
+  while (told[0].size() < 9) ASSERT_TRUE(tested.engine->Step().ok());
+  const auto at_fork = static_cast<int32_t>(told[0].size());
+  ASSERT_TRUE(tested.engine->Fork(parent, {.n = 3}).ok());
+  ASSERT_TRUE(tested.engine->Fork(parent, {.keep_tokens = 4}).ok());
+  RunToEnd(*tested.engine);
+  const std::vector<int32_t> all = told[0];
+  ASSERT_EQ(all.size(), 40u);
+  for (const int32_t child : {1, 2, 3}) {
+    ASSERT_LE(told[child].size(), all.size() - at_fork);
+    EXPECT_TRUE(std::equal(told[child].rbegin(), told[child].rend(), all.rbegin()));
+  }
+  EXPECT_EQ(told[4], std::vector<int32_t>(all.begin() + 4, all.end()));
+  EXPECT_TRUE(tested.cache->CheckIntegrity().ok());
 }
 
 // Another process has taken the device's memory: in the middle of the weights, or before the first page.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "ops/peer_group.h"
 
 namespace coppice {
 
@@ -36,14 +37,24 @@ Result<std::vector<DeviceName>> ParseDeviceNames(std::string_view text) {
     if (comma == rest.npos) break;
     rest.remove_prefix(comma + 1);
   }
+  if (names.size() == 1) return names;
   const auto is_cpu = [](const DeviceName& name) { return name.kind == DeviceKind::kCpu; };
-  if (names.size() > 1 && !std::ranges::all_of(names, is_cpu)) {
-    return InvalidArgument("device is \"" + std::string(text) +
-                           "\", expected one device, or cpu several times (cpu,cpu): a model is divided among CPU threads alone");
+  const auto is_gpu = [](const DeviceName& name) { return name.kind == DeviceKind::kCuda && !name.optional; };
+  const auto refuse = [&](const std::string& why) {
+    return InvalidArgument("device is \"" + std::string(text) + "\", " + why +
+                           ": expected one device, several GPUs (cuda:0,cuda:1) or cpu several times (cpu,cpu)");
+  };
+  if (std::ranges::all_of(names, is_cpu)) {
+    if (names.size() > kMostRanks) return refuse(std::to_string(names.size()) + " ranks, of at most " + std::to_string(kMostRanks));
+    return names;
   }
-  if (names.size() > kMostRanks) {
-    return InvalidArgument("device names " + std::to_string(names.size()) + " ranks, expected at most " +
-                           std::to_string(kMostRanks));
+  if (!std::ranges::all_of(names, is_gpu)) return refuse("whose ranks are not of one kind");
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto is_same = [&](const DeviceName& other) { return other.ordinal == names[i].ordinal; };
+    if (std::ranges::count_if(names, is_same) > 1) return refuse("which names cuda:" + std::to_string(names[i].ordinal) + " twice");
+  }
+  if (names.size() > ops::kMostPeers) {
+    return refuse(std::to_string(names.size()) + " GPUs, of at most " + std::to_string(ops::kMostPeers));
   }
   return names;
 }
@@ -96,7 +107,8 @@ Status CheckDevice(const EngineOptions& options) {
 }
 
 Result<std::unique_ptr<Device>> OpenDevice(const EngineOptions& options, Executor* executor) {
-  COPPICE_ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(options.device));
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<DeviceName> names, ParseDeviceNames(options.device));
+  const DeviceName& name = names.front();
   Status status = CheckComputesOn(name.kind, options);
   if (status.ok() && name.kind == DeviceKind::kCuda) {
     Result<std::unique_ptr<Device>> device = Device::CreateCuda(name.ordinal);
@@ -109,14 +121,16 @@ Result<std::unique_ptr<Device>> OpenDevice(const EngineOptions& options, Executo
 }
 
 Result<std::vector<std::unique_ptr<Device>>> OpenDevices(const EngineOptions& options, std::span<Executor* const> executors) {
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<DeviceName> names, ParseDeviceNames(options.device));
   std::vector<std::unique_ptr<Device>> devices;
-  if (executors.size() == 1) {
-    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(options, executors.front()));
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> first, OpenDevice(options, executors.front()));
+  devices.push_back(std::move(first));
+  for (size_t rank = 1; rank < names.size(); ++rank) {
+    const bool is_cpu = names[rank].kind == DeviceKind::kCpu;
+    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
+                             is_cpu ? Device::CreateCpu(executors[rank]) : Device::CreateCuda(names[rank].ordinal));
     devices.push_back(std::move(device));
-    return devices;
   }
-  COPPICE_RETURN_IF_ERROR(CheckComputesOn(DeviceKind::kCpu, options));
-  for (Executor* executor : executors) devices.push_back(Device::CreateCpu(executor));
   return devices;
 }
 

@@ -25,7 +25,8 @@ struct DeviceName {
 
 // "auto", "cpu", "cuda" or "cuda:ORDINAL"; INVALID_ARGUMENT for anything else.
 Result<DeviceName> ParseDeviceName(std::string_view text);
-// Of each rank: a name, or several separated by commas. INVALID_ARGUMENT for anything else, and for several that are not all CPUs.
+// Of each rank: a name, or several separated by commas. INVALID_ARGUMENT for anything else, and for several that are neither all
+// CPUs nor different GPUs.
 Result<std::vector<DeviceName>> ParseDeviceNames(std::string_view text);
 // "cpu" or "cuda:ORDINAL".
 std::string NameOf(const Device& device);
@@ -42,9 +43,9 @@ Status CheckComputesOn(DeviceKind kind, const EngineOptions& options);
 // The same of the kind that options.device names; of "auto" either may do. INVALID_ARGUMENT for other names, too.
 Status CheckDevice(const EngineOptions& options);
 
-// The device that options.device names; of "auto" the first CUDA device, where it is there and computes as the options say, else
-// the CPU. `executor`, of the CPU, outlives the device. UNAVAILABLE, with the reason, where the device is not there. Other errors
-// as CheckComputesOn.
+// The device that options.device names, of several the first; of "auto" the first CUDA device, where it is there and computes as
+// the options say, else the CPU. `executor`, of the CPU, outlives the device. UNAVAILABLE, with the reason, where the device is not
+// there. Other errors as CheckComputesOn.
 Result<std::unique_ptr<Device>> OpenDevice(const EngineOptions& options, Executor* executor);
 // The devices that options.device names, one a rank, each with its executor. Errors as OpenDevice. REQUIRES: as many executors as
 // ParseDeviceNames gives names.

@@ -24,21 +24,32 @@ TEST(DeviceName, NamesADeviceOrIsRefused) {
   }
 }
 
-TEST(DeviceNames, SeveralAreRanksOnCpus) {
+TEST(DeviceNames, SeveralAreRanks) {
   EXPECT_EQ(ParseDeviceNames("auto")->size(), 1u);
   EXPECT_EQ(ParseDeviceNames("cuda:1")->size(), 1u);
   EXPECT_EQ(ParseDeviceNames("cpu,cpu,cpu")->size(), 3u);
+  const auto gpus = ParseDeviceNames("cuda:3,cuda");
+  ASSERT_TRUE(gpus.ok()) << gpus.status().ToString();
+  ASSERT_EQ(gpus->size(), 2u);
+  EXPECT_EQ((*gpus)[0].ordinal, 3);
+  EXPECT_EQ((*gpus)[1].ordinal, 0);
   const auto message = [](const std::string& text) { return ParseDeviceNames(text).status().message(); };
-  for (const char* text : {"cuda,cuda", "cuda:0,cuda:1", "cpu,cuda", "auto,cpu", "cpu,auto"}) {
-    EXPECT_EQ(message(text),
-              "device is \"" + std::string(text) +
-                  "\", expected one device, or cpu several times (cpu,cpu): a model is divided among CPU threads alone");
+  const auto refused = [](const std::string& text, const std::string& why) {
+    return "device is \"" + text + "\", " + why +
+           ": expected one device, several GPUs (cuda:0,cuda:1) or cpu several times (cpu,cpu)";
+  };
+  for (const char* text : {"cpu,cuda", "auto,cpu", "cpu,auto", "auto,auto", "cuda:0,auto"}) {
+    EXPECT_EQ(message(text), refused(text, "whose ranks are not of one kind"));
   }
+  EXPECT_EQ(message("cuda,cuda"), refused("cuda,cuda", "which names cuda:0 twice"));
+  EXPECT_EQ(message("cuda:1,cuda:2,cuda:1"), refused("cuda:1,cuda:2,cuda:1", "which names cuda:1 twice"));
+  const std::string nine = "cuda:0,cuda:1,cuda:2,cuda:3,cuda:4,cuda:5,cuda:6,cuda:7,cuda:8";
+  EXPECT_EQ(message(nine), refused(nine, "9 GPUs, of at most 8"));
   EXPECT_EQ(message("cpu,"), "device is \"\", expected auto, cpu, cuda or cuda:0");
   EXPECT_EQ(message("cpu, cpu"), "device is \" cpu\", expected auto, cpu, cuda or cuda:0");
   std::string many = "cpu";
   for (int rank = 1; rank < 65; ++rank) many += ",cpu";
-  EXPECT_EQ(message(many), "device names 65 ranks, expected at most 64");
+  EXPECT_EQ(message(many), refused(many, "65 ranks, of at most 64"));
 }
 
 TEST(OpenDevices, OneForEachRank) {

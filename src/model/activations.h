@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "coppice/core/status.h"
 #include "core/device.h"
@@ -27,6 +28,7 @@ struct Activations {
   struct Limits {
     int32_t max_tokens = 0;      // T
     int32_t max_logit_rows = 0;  // R
+    std::optional<DType> terms;  // what ranks add up is kept apart, in this dtype
   };
   // `config`: of the rank; `dtype`: of product inputs; `gathered_vocab`: of the model, where this rank gathers logits, else 0.
   static Result<Activations> Create(Device& device, const ModelConfig& config, DType dtype, int64_t gathered_vocab,
@@ -39,6 +41,7 @@ struct Activations {
   Activation attended;         // [T, qo heads * head_dim]
   Activation mlp;              // [T, intermediate]
   Activation projected;        // [T, hidden] f32: what a block gives before its norm, where it has one
+  Activation terms;            // [T, hidden], with Limits::terms: what a block gives on this rank, of a sum over ranks
   Activation kept;             // [R, hidden] f32: the residual stream of the rows whose logits are wanted, in the last layer
   Activation logits_normed;    // [R, hidden]
   Activation logits;           // [R, vocab] f32

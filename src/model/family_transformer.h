@@ -13,6 +13,7 @@
 #include "model/transformer.h"
 #include "model/weight_store.h"
 #include "ops/ops.h"
+#include "ops/peer_group.h"
 
 namespace coppice {
 
@@ -66,10 +67,14 @@ class FamilyTransformer final : public Transformer {
         options_(options),
         single_rank_(options.communicator == nullptr ? MakeSingleRank() : nullptr),
         ranks_(options.communicator == nullptr ? *single_rank_ : *options.communicator),
+        peers_(FindPeers(config, options)),
         shard_{ranks_.rank(), ranks_.size()},
         local_(shard_.Local(config)),
         layer_groups_(config.num_layers, 0) {}
 
+  static ops::PeerRank* FindPeers(const ModelConfig& config, const Options& options);
+  // In the deterministic mode sums are f32, of which those of other dtypes are nearly as exact and half as long on their way.
+  DType TermsDType() const { return options_.deterministic ? DType::kF32 : options_.dtype; }
   Status MakeGroups();
   Status LoadKernels();
   Status Check(const DeviceBatch& batch, size_t num_plans, size_t num_kv_layers) const;
@@ -85,15 +90,21 @@ class FamilyTransformer final : public Transformer {
   Status RunLayer(size_t layer, const attention::BoundKv& kv, Step* step);
   Result<DeviceTensor> Attend(size_t layer, const Step& step, const attention::BoundKv& kv);
   Status KeepLogitRows(DeviceTensor* attended, Step* step);
+  Status AddOverRanks(DeviceTensor x, Stream stream);
   Result<ConstDeviceTensor> GatherLogits(ConstDeviceTensor part, Stream stream);
-  Status FeedForward(const LayerWeights& layer, const Step& step);
-  Status AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step);
+  // `next_norm`: of the block that follows, in this layer or the next one; null after the last.
+  Status FeedForward(const LayerWeights& layer, const NormWeights* next_norm, const Step& step);
+  Status AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const NormWeights* next_norm,
+                  const Step& step);
 
   const ModelConfig config_;
   const Blocks& blocks_;
   const Options options_;
   const std::unique_ptr<Communicator> single_rank_;
   Communicator& ranks_;
+  // Where the sum over ranks that ends a block goes with the norm that begins the next one, which then finds act_.normed; else
+  // null.
+  ops::PeerRank* const peers_;
   const Shard shard_;
   const ModelConfig local_;  // heads, columns and vocabulary as this rank has them
   std::vector<attention::AttentionSpec> specs_;
@@ -101,6 +112,7 @@ class FamilyTransformer final : public Transformer {
   std::vector<LayerGroup> groups_;
   std::unique_ptr<ops::Ops> ops_;
   std::optional<WeightStore> store_;  // always there once made
+  bool measures_ = false;             // ranks run by themselves: nothing that they compute is used
   Activations act_;
   Wanted wanted_;
 };

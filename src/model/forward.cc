@@ -35,7 +35,7 @@ Status FamilyTransformer::Embed(const Step& step) {
   const auto first_id = static_cast<int32_t>(shard_.VocabularyRows(config_).begin);
   COPPICE_RETURN_IF_ERROR(ops_->Embed(step.batch.token_ids, *weights().embedding,
                                       {.scale = config_.embedding_scale, .first_id = first_id}, step.hidden, step.stream));
-  COPPICE_RETURN_IF_ERROR(ranks_.AllReduce(step.hidden, step.stream));
+  COPPICE_RETURN_IF_ERROR(AddOverRanks(step.hidden, step.stream));
   if (weights().positions != nullptr) {
     COPPICE_RETURN_IF_ERROR(ops_->Embed(step.batch.positions, *weights().positions, {.add = true}, step.hidden, step.stream));
   }
@@ -53,8 +53,9 @@ Status FamilyTransformer::RunLayer(size_t index, const attention::BoundKv& kv, S
   COPPICE_ASSIGN_OR_RETURN(DeviceTensor attended, Attend(index, *step, kv));
   if (index + 1 == weights().layers.size()) COPPICE_RETURN_IF_ERROR(KeepLogitRows(&attended, step));
   if (step->tokens == 0) return OkStatus();
-  COPPICE_RETURN_IF_ERROR(AddBlock(attended, *layer.output, layer.post_attention_norm, *step));
-  return FeedForward(layer, *step);
+  COPPICE_RETURN_IF_ERROR(AddBlock(attended, *layer.output, layer.post_attention_norm, &layer.mlp_norm, *step));
+  const bool is_last = index + 1 == weights().layers.size();
+  return FeedForward(layer, is_last ? nullptr : &weights().layers[index + 1].attention_norm, *step);
 }
 
 // attention(rope(qkv(normed)))
@@ -76,8 +77,11 @@ Result<DeviceTensor> FamilyTransformer::Attend(size_t index, const Step& step, c
                                     .kv = kv.view(),
                                     .slot_mapping = step.batch.slot_mapping};
   const DeviceTensor normed = act_.normed.Rows(step.tokens);
-  if (blocks_.parallel) {
-    COPPICE_RETURN_IF_ERROR(ops_->Norm(step.hidden, Norm(layer.attention_norm), normed, {}, step.stream));
+  const bool is_normed = peers_ != nullptr && index > 0;
+  if (blocks_.parallel || is_normed) {
+    if (!is_normed) {
+      COPPICE_RETURN_IF_ERROR(ops_->Norm(step.hidden, Norm(layer.attention_norm), normed, {}, step.stream));
+    }
     COPPICE_RETURN_IF_ERROR(ops_->QkvRope(normed, *layer.qkv, rows, step.stream));
   } else {
     COPPICE_RETURN_IF_ERROR(ops_->NormQkvRope(step.hidden, Norm(layer.attention_norm), normed, *layer.qkv, rows, step.stream));
@@ -107,29 +111,38 @@ Status FamilyTransformer::KeepLogitRows(DeviceTensor* attended, Step* step) {
 }
 
 // hidden += down(act(up(normed))), or down(act(gate(normed)) * up(normed))
-Status FamilyTransformer::FeedForward(const LayerWeights& layer, const Step& step) {
+Status FamilyTransformer::FeedForward(const LayerWeights& layer, const NormWeights* next_norm, const Step& step) {
   const DeviceTensor mlp = act_.mlp.Rows(step.tokens);
   const DeviceTensor normed = act_.normed.Rows(step.tokens);
   const ops::Epilogue epilogue = {blocks_.gated_mlp ? Kind::kGated : Kind::kActivate, blocks_.activation};
-  if (blocks_.parallel) {  // of the norm that attention has
+  if (blocks_.parallel || peers_ != nullptr) {  // of the norm that attention has; of the sum that ended attention
     COPPICE_RETURN_IF_ERROR(ops_->Linear(normed, *layer.up, mlp, epilogue, step.stream));
   } else {
     COPPICE_RETURN_IF_ERROR(ops_->NormLinear(step.hidden, Norm(layer.mlp_norm), normed, *layer.up, mlp, epilogue, step.stream));
   }
-  return AddBlock(mlp, *layer.down, layer.post_mlp_norm, step);
+  return AddBlock(mlp, *layer.down, layer.post_mlp_norm, next_norm, step);
 }
 
 // hidden += [norm](x W^T). Each rank has the inputs of a part of W's columns: a term of the sum over ranks. All have the residual
 // stream, which enters that sum once, with the first rank's term.
-Status FamilyTransformer::AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm, const Step& step) {
+Status FamilyTransformer::AddBlock(ConstDeviceTensor x, const ops::Weight& weight, const NormWeights& post_norm,
+                                   const NormWeights* next_norm, const Step& step) {
+  if (peers_ != nullptr) {
+    const DeviceTensor terms = act_.terms.Rows(step.tokens);
+    COPPICE_RETURN_IF_ERROR(ops_->Linear(x, weight, terms, {}, step.stream));
+    if (measures_) return OkStatus();
+    DeviceTensor normed = act_.normed.Rows(step.tokens);
+    if (next_norm == nullptr) normed.data = nullptr;
+    return peers_->AddNorm(terms, step.hidden, next_norm != nullptr ? Norm(*next_norm) : ops::NormArgs(), normed, step.stream);
+  }
   if (!blocks_.post_norms) {
     const Kind kind = shard_.rank == 0 ? Kind::kAdd : Kind::kStore;
     COPPICE_RETURN_IF_ERROR(ops_->Linear(x, weight, step.hidden, {.kind = kind}, step.stream));
-    return ranks_.AllReduce(step.hidden, step.stream);
+    return AddOverRanks(step.hidden, step.stream);
   }
   const DeviceTensor projected = act_.projected.Rows(step.tokens);
   COPPICE_RETURN_IF_ERROR(ops_->Linear(x, weight, projected, {}, step.stream));
-  COPPICE_RETURN_IF_ERROR(ranks_.AllReduce(projected, step.stream));
+  COPPICE_RETURN_IF_ERROR(AddOverRanks(projected, step.stream));
   return ops_->AddNorm(projected, Norm(post_norm), step.hidden, step.stream);
 }
 
@@ -154,9 +167,13 @@ Result<ConstDeviceTensor> FamilyTransformer::Logits(int64_t begin, int64_t count
   return GatherLogits(logits, stream);
 }
 
+Status FamilyTransformer::AddOverRanks(DeviceTensor x, Stream stream) {
+  return measures_ ? OkStatus() : ranks_.AllReduce(x, stream);
+}
+
 // Each rank has the logits of a part of the vocabulary; the first one draws, from all of them.
 Result<ConstDeviceTensor> FamilyTransformer::GatherLogits(ConstDeviceTensor part, Stream stream) {
-  if (shard_.ranks == 1) return part;
+  if (shard_.ranks == 1 || measures_) return part;
   const DeviceTensor all = shard_.rank == 0 ? act_.gathered_logits.Rows(part.rows) : DeviceTensor();
   COPPICE_RETURN_IF_ERROR(ranks_.AllGather(part, all, stream));
   return ConstDeviceTensor(all);

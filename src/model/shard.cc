@@ -28,10 +28,22 @@ bool IsRowParallel(WeightRole role) { return role == kAttentionOutput || role ==
 
 }  // namespace
 
-ShardRun Shard::KvHeads(const ModelConfig& config) const { return Divide(*this, config.num_kv_heads, 1); }
+ShardRun Shard::KvHeads(const ModelConfig& config) const {
+  if (ranks <= config.num_kv_heads) return Divide(*this, config.num_kv_heads, 1);
+  return {int64_t{rank} * config.num_kv_heads / ranks, 1, 1};
+}
 
 ShardRun Shard::QoHeads(const ModelConfig& config) const {
-  return Scaled(KvHeads(config), config.num_qo_heads / config.num_kv_heads);
+  const int64_t kv_heads = config.num_kv_heads, group = config.num_qo_heads / kv_heads;
+  if (ranks <= kv_heads) return Scaled(KvHeads(config), group);
+  const int64_t padded = CeilDiv(group, ranks / kv_heads);  // of a KV head with the fewest ranks
+  const int64_t begin = std::min(IndexAtKvHead(config) * padded, group);
+  return {KvHeads(config).begin * group + begin, std::min(padded, group - begin), padded};
+}
+
+int64_t Shard::IndexAtKvHead(const ModelConfig& config) const {
+  if (ranks <= config.num_kv_heads) return 0;
+  return rank - CeilDiv(KvHeads(config).begin * ranks, int64_t{config.num_kv_heads});
 }
 
 ShardRun Shard::MlpColumns(const ModelConfig& config) const { return Divide(*this, config.intermediate_size, kUnit); }

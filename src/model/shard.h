@@ -26,9 +26,12 @@ struct ShardRun {
 struct Shard {
   int32_t rank = 0, ranks = 1;
 
-  // Whole groups: a KV head and all query heads that read it are on one rank.
+  // Whole groups: a KV head and all query heads that read it are on one rank. Where there are more ranks than KV heads each rank
+  // has one, which several have, and these divide the query heads that read it.
   ShardRun KvHeads(const ModelConfig& config) const;
   ShardRun QoHeads(const ModelConfig& config) const;
+  // Which of the ranks it is that have its KV heads; 0 where no other has them.
+  int64_t IndexAtKvHead(const ModelConfig& config) const;
   ShardRun MlpColumns(const ModelConfig& config) const;
   ShardRun VocabularyRows(const ModelConfig& config) const;
 

@@ -44,6 +44,27 @@ TEST(Shard, SmolLmOnTwoRanks) {
   EXPECT_EQ(fused[2].begin, (9 + 3 + 2) * 64);
 }
 
+TEST(Shard, MoreRanksThanKvHeadsDivideTheirQueryHeads) {
+  ModelConfig config = testing::TinyConfig();
+  config.num_kv_heads = 2;
+  config.num_qo_heads = 14;
+  // Three ranks have the first KV head, two the second.
+  const int64_t kv[] = {0, 0, 0, 1, 1}, begin[] = {0, 4, 7, 7, 11}, count[] = {4, 3, 0, 4, 3}, index[] = {0, 1, 2, 0, 1};
+  for (int32_t rank = 0; rank < 5; ++rank) {
+    SCOPED_TRACE(rank);
+    const Shard shard{rank, 5};
+    EXPECT_EQ(shard.KvHeads(config).begin, kv[rank]);
+    EXPECT_EQ(shard.KvHeads(config).count, 1);
+    EXPECT_EQ(shard.KvHeads(config).padded, 1);
+    EXPECT_EQ(shard.QoHeads(config).begin, begin[rank]);
+    EXPECT_EQ(shard.QoHeads(config).count, count[rank]);
+    EXPECT_EQ(shard.QoHeads(config).padded, 4);
+    EXPECT_EQ(shard.IndexAtKvHead(config), index[rank]);
+    EXPECT_EQ(shard.Local(config).num_kv_heads, 1);
+  }
+  EXPECT_EQ(Shard({1, 2}).IndexAtKvHead(config), 0);
+}
+
 TEST(Shard, RanksHoldEverythingOnceInEqualShapes) {
   std::mt19937 random(3);
   for (int i = 0; i < 500; ++i) {
@@ -67,8 +88,9 @@ TEST(Shard, RanksHoldEverythingOnceInEqualShapes) {
           EXPECT_EQ(rows.count, total);
           next = total;
         } else {
-          EXPECT_EQ(rows.begin, next);
-          next += rows.count;
+          const bool is_copy = role == WeightRole::kK && shard.IndexAtKvHead(config) > 0;
+          EXPECT_EQ(rows.begin, is_copy ? next - rows.count : next);
+          if (!is_copy) next += rows.count;
           EXPECT_EQ(columns.count, cols);
           next_col = cols;
         }

@@ -29,9 +29,17 @@ Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint&
       transformer->act_,
       Activations::Create(device, transformer->local_, options.dtype,
                           transformer->shard_.ranks > 1 && transformer->shard_.rank == 0 ? checkpoint.config().vocab_size : 0,
-                          {.max_tokens = options.max_tokens, .max_logit_rows = options.max_logit_rows}));
+                          {.max_tokens = options.max_tokens,
+                           .max_logit_rows = options.max_logit_rows,
+                           .terms = transformer->peers_ != nullptr ? std::optional(transformer->TermsDType()) : std::nullopt}));
   COPPICE_RETURN_IF_ERROR(transformer->LoadKernels());
   return std::unique_ptr<Transformer>(std::move(transformer));
+}
+
+ops::PeerRank* FamilyTransformer::FindPeers(const ModelConfig& config, const Options& options) {
+  const bool fits =
+      !config.blocks.post_norms && !config.blocks.parallel && config.hidden_size % 4 == 0 && options.dtype != DType::kF32;
+  return fits ? dynamic_cast<ops::PeerRank*>(options.communicator) : nullptr;
 }
 
 // Group 0: all layers but the local ones. Group 1: those, if there are any.

@@ -208,7 +208,7 @@ class Ranks {
     pools_.resize(size);
     std::vector<Executor*> executors;
     for (auto& pool : pools_) executors.push_back((pool = std::make_unique<ThreadPool>(1)).get());
-    group_.emplace(executors);
+    group_ = MakeThreadGroup(executors);
     for (int rank = 0; rank < size; ++rank) {
       ends_.push_back(group_->MakeRank(rank));
       runners_.push_back(std::make_unique<Runner>(fixture, dtype, /*deterministic=*/true, 1, 0, ends_.back().get()));
@@ -231,7 +231,7 @@ class Ranks {
 
  private:
   std::vector<std::unique_ptr<ThreadPool>> pools_;
-  std::optional<CommunicatorGroup> group_;
+  std::unique_ptr<CommunicatorGroup> group_;
   std::vector<std::unique_ptr<Communicator>> ends_;
   std::vector<std::unique_ptr<Runner>> runners_;
 };

@@ -8,33 +8,46 @@
 
 namespace coppice {
 
-Result<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(ModelParts parts, const Limits& limits) {
-  COPPICE_CHECK(parts.sampler != nullptr);
-  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<OwnedStream> stream, parts.device->CreateStream());
-  std::unique_ptr<DeviceRunner> runner(new DeviceRunner(std::move(parts), limits));
-  runner->stream_ = std::move(stream);
-  COPPICE_ASSIGN_OR_RETURN(runner->uploads_, PlanUploads::Create(runner->device_.get()));
+Result<std::unique_ptr<DeviceRunner>> DeviceRunner::Create(std::vector<ModelParts> ranks, std::unique_ptr<RankGroup> group,
+                                                           const Limits& limits) {
+  COPPICE_CHECK(static_cast<int>(ranks.size()) == group->size() && ranks.front().sampler != nullptr);
+  std::unique_ptr<DeviceRunner> runner(new DeviceRunner(std::move(ranks), std::move(group), limits));
+  for (Rank& rank : runner->ranks_) {
+    COPPICE_ASSIGN_OR_RETURN(rank.stream, rank.device->CreateStream());
+    COPPICE_ASSIGN_OR_RETURN(rank.uploads, PlanUploads::Create(rank.device.get()));
+  }
   for (Step& step : runner->steps_.steps()) {
-    COPPICE_ASSIGN_OR_RETURN(step.begun, runner->device_->CreateTimedEvent());
-    COPPICE_ASSIGN_OR_RETURN(step.ended, runner->device_->CreateTimedEvent());
+    COPPICE_ASSIGN_OR_RETURN(step.begun, runner->ranks_.front().device->CreateTimedEvent());
+    COPPICE_ASSIGN_OR_RETURN(step.ended, runner->ranks_.front().device->CreateTimedEvent());
   }
   return runner;
 }
 
-DeviceRunner::DeviceRunner(ModelParts parts, const Limits& limits)
-    : info_(InfoOf(parts)),
-      limits_(limits),
-      device_(std::move(parts.device)),
-      transformer_(std::move(parts.transformer)),
-      pool_(std::move(parts.pool)),
-      inputs_(std::move(parts.inputs)),
-      sampler_(std::move(parts.sampler)),
-      plans_(GroupsOf(*transformer_, std::move(parts.plans))),
-      graphs_(limits.max_graphs) {}
+DeviceRunner::Rank::Rank(ModelParts parts, const Limits& limits)
+    : device(std::move(parts.device)),
+      transformer(std::move(parts.transformer)),
+      pool(std::move(parts.pool)),
+      inputs(std::move(parts.inputs)),
+      plans(GroupsOf(*transformer, std::move(parts.plans))),
+      graphs(limits.max_graphs) {}
 
-// What the stream still does writes into memory that goes now.
-DeviceRunner::~DeviceRunner() {
-  if (stream_) (void)device_->Synchronize(stream_->get());
+DeviceRunner::DeviceRunner(std::vector<ModelParts> parts, std::unique_ptr<RankGroup> group, const Limits& limits)
+    : info_(InfoOf(parts.front())), limits_(limits), group_(std::move(group)), sampler_(std::move(parts.front().sampler)) {
+  ranks_.reserve(parts.size());
+  for (ModelParts& rank : parts) ranks_.emplace_back(std::move(rank), limits);
+}
+
+// What the streams still do writes into memory that goes now.
+DeviceRunner::~DeviceRunner() { (void)SynchronizeAll(); }
+
+Status DeviceRunner::SynchronizeAll() const {
+  Status first;
+  for (const Rank& rank : ranks_) {
+    if (!rank.stream) continue;
+    const Status status = rank.device->Synchronize(rank.stream->get());
+    if (first.ok()) first = status;
+  }
+  return first;
 }
 
 Status DeviceRunner::Tune() {
@@ -46,11 +59,12 @@ Status DeviceRunner::Tune() {
   }
   const std::vector<int32_t> positions(rows, 0);
   const std::vector<int64_t> nowhere(rows, -1);
-  COPPICE_ASSIGN_OR_RETURN(
-      const DeviceBatch batch,
-      inputs_->Upload({.token_ids = token_ids, .positions = positions, .slot_mapping = nowhere, .logit_rows = logit_rows},
-                      stream_->get()));
-  return transformer_->Tune(batch, pool_->layers(), stream_->get());
+  const ForwardBatch batch = {.token_ids = token_ids, .positions = positions, .slot_mapping = nowhere, .logit_rows = logit_rows};
+  return group_->Run([&](int r) -> Status {
+    Rank& rank = ranks_[r];
+    COPPICE_ASSIGN_OR_RETURN(const DeviceBatch uploaded, rank.inputs->Upload(batch, rank.stream->get()));
+    return rank.transformer->Tune(uploaded, rank.pool->layers(), rank.stream->get());
+  });
 }
 
 Result<StepTicket> DeviceRunner::Launch(const StepBatch& batch, const attention::PrefixForestView& forest) {
@@ -58,8 +72,8 @@ Result<StepTicket> DeviceRunner::Launch(const StepBatch& batch, const attention:
   step.computes = step.draws_come = false;
   try {
     step.status = Begin(batch, forest, &step);
-  } catch (...) {  // the step did not begin: nothing of it may be in the stream
-    (void)device_->Synchronize(stream_->get());
+  } catch (...) {  // the step did not begin: nothing of it may be in a stream
+    (void)SynchronizeAll();
     throw;
   }
   if (!step.status.ok()) step.sampled.Reset(batch);
@@ -82,39 +96,55 @@ Result<StepResult> DeviceRunner::Wait(StepTicket ticket) {
 Status DeviceRunner::Complete(Step* step) {
   step->draws_come = false;
   COPPICE_RETURN_IF_ERROR(sampler_->Wait(step->number, &step->sampled));
+  COPPICE_RETURN_IF_ERROR(group_->CheckDone());
   const Step& before = steps_.Before(*step);
   if (step->number > 1 && before.computes) {
-    COPPICE_ASSIGN_OR_RETURN(step->stats.device_idle_seconds, device_->SecondsBetween(*before.ended, *step->begun));
+    COPPICE_ASSIGN_OR_RETURN(step->stats.device_idle_seconds, ranks_.front().device->SecondsBetween(*before.ended, *step->begun));
   }
   return OkStatus();
 }
 
 Status DeviceRunner::Begin(const StepBatch& batch, const attention::PrefixForestView& forest, Step* step) {
-  StepStats& stats = step->stats;
-  PhaseTimer phase("edit", &stats.forward_seconds);
-  const Stream stream = stream_->get();
-  const Step& before = steps_.Before(*step);
-  COPPICE_RETURN_IF_ERROR(pool_->MoveSlots(batch.moves, stream));
-  if (!batch.copies.empty()) COPPICE_RETURN_IF_ERROR(pool_->CopyPages(batch.copies, stream));
-  COPPICE_RETURN_IF_ERROR(sampler_->EditSlots(batch, stream));
-  if (batch.num_rows() == 0) return OkStatus();
-  if (steps_.StandsOnFailure(*step)) return Internal("the step before it failed");
-  phase.Next("plan", &stats.plan_seconds);
-  COPPICE_RETURN_IF_ERROR(uploads_->Prepare(&plans_, forest, stream, &stats));
-  phase.Set("kv_bytes_read", stats.kv_bytes_read);
-  phase.Next("upload", &stats.forward_seconds);
-  phase.Set("rows", batch.num_rows());
-  FillRows(batch, before);
-  COPPICE_ASSIGN_OR_RETURN(const DeviceBatch rows, inputs_->Upload({.token_ids = rows_.token_ids,
-                                                                    .positions = rows_.positions,
-                                                                    .slot_mapping = rows_.slot_mapping,
-                                                                    .logit_rows = rows_.logit_rows},
-                                                                   stream));
-  if (!batch.drawn_tokens.empty() && before.draws_come) {
-    COPPICE_RETURN_IF_ERROR(sampler_->TakeDrawn(step->number, batch.drawn_tokens, inputs_->token_ids(), stream));
-  }
-  phase.Next("launch", &stats.forward_seconds);
-  return Run(batch, rows, step);
+  const bool computes = batch.num_rows() > 0, stands_on_failure = computes && steps_.StandsOnFailure(*step);
+  if (computes && !stands_on_failure) FillRows(batch, steps_.Before(*step));
+  COPPICE_RETURN_IF_ERROR(group_->Run([&](int r) -> Status {
+    StepStats of_others;  // the first rank's are the step's
+    StepStats* const stats = r == 0 ? &step->stats : &of_others;
+    PhaseTimer phase("edit", &stats->forward_seconds);
+    COPPICE_RETURN_IF_ERROR(Edit(batch, r));
+    if (!computes) return OkStatus();
+    if (stands_on_failure) return Internal("the step before it failed");
+    COPPICE_ASSIGN_OR_RETURN(const DeviceBatch rows, Prepare(batch, forest, r, stats, &phase));
+    COPPICE_RETURN_IF_ERROR(group_->communicator(r).Barrier());
+    phase.Next("launch", &stats->forward_seconds);
+    return Run(batch, rows, *step, r, stats);
+  }));
+  step->computes = step->draws_come = computes;
+  return OkStatus();
+}
+
+Status DeviceRunner::Edit(const StepBatch& batch, int r) {
+  Rank& rank = ranks_[r];
+  const Stream stream = rank.stream->get();
+  COPPICE_RETURN_IF_ERROR(rank.pool->MoveSlots(batch.moves, stream));
+  if (!batch.copies.empty()) COPPICE_RETURN_IF_ERROR(rank.pool->CopyPages(batch.copies, stream));
+  return r == 0 ? sampler_->EditSlots(batch, stream) : OkStatus();
+}
+
+Result<DeviceBatch> DeviceRunner::Prepare(const StepBatch& batch, const attention::PrefixForestView& forest, int r,
+                                          StepStats* stats, PhaseTimer* phase) {
+  Rank& rank = ranks_[r];
+  const Stream stream = rank.stream->get();
+  phase->Next("plan", &stats->plan_seconds);
+  COPPICE_RETURN_IF_ERROR(rank.uploads->Prepare(&rank.plans, forest, stream, stats));
+  phase->Set("kv_bytes_read", stats->kv_bytes_read);
+  phase->Next("upload", &stats->forward_seconds);
+  phase->Set("rows", batch.num_rows());
+  return rank.inputs->Upload({.token_ids = rows_.token_ids,
+                              .positions = rows_.positions,
+                              .slot_mapping = rows_.slot_mapping,
+                              .logit_rows = rows_.logit_rows},
+                             stream);
 }
 
 void DeviceRunner::FillRows(const StepBatch& batch, const Step& before) {
@@ -135,76 +165,108 @@ void DeviceRunner::FillRows(const StepBatch& batch, const Step& before) {
   rows_.logit_rows.resize(rows_.shape.logit_rows, rows_.shape.rows - 1);
 }
 
-Status DeviceRunner::Run(const StepBatch& batch, const DeviceBatch& rows, Step* step) {
-  const Stream stream = stream_->get();
-  COPPICE_RETURN_IF_ERROR(sampler_->SetWanted(step->number, batch, logit_rows_, rows_.shape.draws, stream));
-  COPPICE_RETURN_IF_ERROR(device_->Record(*step->begun, stream));
-  const Status computed = ForwardAndSample(rows, /*has_scores=*/!batch.scores.empty(), &step->stats);
-  COPPICE_RETURN_IF_ERROR(uploads_->Launched(plans_, stream));  // some of it, if the rest failed
-  COPPICE_RETURN_IF_ERROR(computed);
-  COPPICE_RETURN_IF_ERROR(device_->Record(*step->ended, stream));
-  COPPICE_RETURN_IF_ERROR(sampler_->Fetch(step->number, batch, stream));
-  step->computes = step->draws_come = true;
-  return OkStatus();
+// The tokens that the step before drew are on the first rank's device, which tells the others.
+Status DeviceRunner::TakeDrawn(const StepBatch& batch, const DeviceBatch& rows, const Step& step, int r) {
+  if (batch.drawn_tokens.empty() || !steps_.Before(step).draws_come) return OkStatus();
+  const Stream stream = ranks_[r].stream->get();
+  const DeviceSpan<int32_t> token_ids = ranks_[r].inputs->token_ids();
+  if (r == 0) COPPICE_RETURN_IF_ERROR(sampler_->TakeDrawn(step.number, batch.drawn_tokens, token_ids, stream));
+  return group_->communicator(r).Broadcast(token_ids.data, rows.token_ids.size * int64_t{sizeof(int32_t)}, stream);
 }
 
-Status DeviceRunner::ForwardAndSample(const DeviceBatch& rows, bool has_scores, StepStats* stats) {
+Status DeviceRunner::Run(const StepBatch& batch, const DeviceBatch& rows, const Step& step, int r, StepStats* stats) {
+  Rank& rank = ranks_[r];
+  const Stream stream = rank.stream->get();
+  COPPICE_RETURN_IF_ERROR(TakeDrawn(batch, rows, step, r));
+  if (r == 0) {
+    COPPICE_RETURN_IF_ERROR(sampler_->SetWanted(step.number, batch, logit_rows_, rows_.shape.draws, stream));
+    COPPICE_RETURN_IF_ERROR(rank.device->Record(*step.begun, stream));
+  }
+  const Status computed = ForwardAndSample(rows, /*has_scores=*/!batch.scores.empty(), r, stats);
+  COPPICE_RETURN_IF_ERROR(rank.uploads->Launched(rank.plans, stream));  // some of it, if the rest failed
+  COPPICE_RETURN_IF_ERROR(computed);
+  if (r > 0) return OkStatus();
+  COPPICE_RETURN_IF_ERROR(rank.device->Record(*step.ended, stream));
+  return sampler_->Fetch(step.number, batch, stream);
+}
+
+Status DeviceRunner::ForwardAndSample(const DeviceBatch& rows, bool has_scores, int r, StepStats* stats) {
+  Rank& rank = ranks_[r];
   // How many scores there are, a graph does not say: they follow it, where the logits of all rows are there then.
   const bool scores_follow = has_scores && rows_.shape.logit_rows <= limits_.max_logit_rows;
   const bool may_be_graph = limits_.max_graphs > 0 && (!has_scores || scores_follow);
+  // Ranks that do not draw have graphs that draw nothing.
+  const bool draws_plainly = r > 0 || sampler_->draws_plainly();
   StepGraphs::Captured* const captured =
-      may_be_graph ? graphs_.Find({.shape = rows_.shape, .draws_plainly = sampler_->draws_plainly()}, plans_.launch_keys())
-                   : nullptr;
+      may_be_graph ? rank.graphs.Find({.shape = rows_.shape, .draws_plainly = draws_plainly}, rank.plans.launch_keys()) : nullptr;
   stats->new_shape = may_be_graph && (captured == nullptr || !captured->graph);
-  if (captured == nullptr) return Compute(rows, has_scores).status();
-  if (!captured->graph) COPPICE_RETURN_IF_ERROR(Capture(rows, captured));
+  if (captured == nullptr) return Compute(rows, has_scores, r).status();
+  if (!captured->graph) COPPICE_RETURN_IF_ERROR(Capture(rows, r, captured));
   stats->ran_as_graph = true;
-  COPPICE_RETURN_IF_ERROR(device_->Launch(*captured->graph, stream_->get()));
-  return scores_follow ? sampler_->Score(captured->logits, 0, stream_->get()) : OkStatus();
+  COPPICE_RETURN_IF_ERROR(rank.device->Launch(*captured->graph, rank.stream->get()));
+  return scores_follow && r == 0 ? sampler_->Score(captured->logits, 0, rank.stream->get()) : OkStatus();
 }
 
-Result<ConstDeviceTensor> DeviceRunner::Compute(const DeviceBatch& rows, bool scores) {
-  const Stream stream = stream_->get();
-  COPPICE_RETURN_IF_ERROR(transformer_->Forward(rows, plans_.plans(), pool_->layers(), stream));
+Result<ConstDeviceTensor> DeviceRunner::Compute(const DeviceBatch& rows, bool scores, int r) {
+  Rank& rank = ranks_[r];
+  const Stream stream = rank.stream->get();
+  COPPICE_RETURN_IF_ERROR(rank.transformer->Forward(rows, rank.plans.plans(), rank.pool->layers(), stream));
   ConstDeviceTensor logits;
   for (int32_t first = 0; first < rows_.shape.logit_rows; first += limits_.max_logit_rows) {
     const int32_t count = std::min(limits_.max_logit_rows, rows_.shape.logit_rows - first);
-    COPPICE_ASSIGN_OR_RETURN(logits, transformer_->Logits(first, count, stream));
+    COPPICE_ASSIGN_OR_RETURN(logits, rank.transformer->Logits(first, count, stream));
+    if (r > 0) continue;
     COPPICE_RETURN_IF_ERROR(sampler_->Draw(logits, first, rows_.shape.draws, stream));
     if (scores) COPPICE_RETURN_IF_ERROR(sampler_->Score(logits, first, stream));
   }
   return logits;
 }
 
-Status DeviceRunner::Capture(const DeviceBatch& rows, StepGraphs::Captured* captured) {
+Status DeviceRunner::Capture(const DeviceBatch& rows, int r, StepGraphs::Captured* captured) {
   const auto compute = [&]() -> Status {
-    COPPICE_ASSIGN_OR_RETURN(captured->logits, Compute(rows, /*scores=*/false));
+    COPPICE_ASSIGN_OR_RETURN(captured->logits, Compute(rows, /*scores=*/false, r));
     return OkStatus();
   };
-  COPPICE_ASSIGN_OR_RETURN(captured->graph, CaptureGraph(*device_, stream_->get(), compute));
+  COPPICE_ASSIGN_OR_RETURN(captured->graph, CaptureGraph(*ranks_[r].device, ranks_[r].stream->get(), compute));
   return OkStatus();
 }
 
 Status DeviceRunner::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const {
-  return pool_->ReadKv(pages, num_tokens, kv, stream_->get());
+  return group_->Run([&](int r) { return ranks_[r].pool->ReadKv(pages, num_tokens, kv, ranks_[r].stream->get()); });
 }
 
 Status DeviceRunner::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) {
-  return pool_->WriteKv(pages, begin, num_tokens, kv, stream_->get());
+  return group_->Run([&](int r) { return ranks_[r].pool->WriteKv(pages, begin, num_tokens, kv, ranks_[r].stream->get()); });
 }
 
+// Ranks hold weights of equal shapes in equal formats, so what one can take all can.
 Result<std::unique_ptr<WeightSource>> DeviceRunner::PrepareUpdate(TensorMap tensors) const {
-  return transformer_->PrepareUpdate(std::move(tensors));
+  return ranks_.front().transformer->PrepareUpdate(std::move(tensors));
 }
 
 Status DeviceRunner::UpdateWeights(const WeightSource& source) {
-  COPPICE_RETURN_IF_ERROR(device_->Synchronize(stream_->get()));
-  return transformer_->UpdateWeights(source);
+  return group_->Run([&](int r) -> Status {
+    COPPICE_RETURN_IF_ERROR(ranks_[r].device->Synchronize(ranks_[r].stream->get()));
+    return ranks_[r].transformer->UpdateWeights(source);
+  });
+}
+
+bool DeviceRunner::weights_are_whole() const {
+  return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.transformer->weights_are_whole(); });
+}
+
+Status DeviceRunner::CheckSleep(bool keep_weights) const {
+  for (const Rank& rank : ranks_) COPPICE_RETURN_IF_ERROR(CheckSleepOn(*rank.device, *rank.transformer, keep_weights));
+  return OkStatus();
 }
 
 Status DeviceRunner::Sleep(bool keep_weights) {
-  COPPICE_RETURN_IF_ERROR(device_->Synchronize(stream_->get()));
-  return SleepOn(*device_, *transformer_, keep_weights);
+  COPPICE_RETURN_IF_ERROR(SynchronizeAll());
+  return group_->Run([&](int r) { return SleepOn(*ranks_[r].device, *ranks_[r].transformer, keep_weights); });
+}
+
+Status DeviceRunner::Wake() {
+  return group_->Run([&](int r) { return WakeOn(*ranks_[r].device); });
 }
 
 }  // namespace coppice

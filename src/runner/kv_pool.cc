@@ -78,6 +78,7 @@ void KvPool::ForEachRow(int32_t begin, int32_t num_tokens, const Visit& visit) c
 }
 
 Status KvPool::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv, Stream stream) const {
+  if (heads_.is_copy) return OkStatus();
   pages = pages.first(CeilDiv(num_tokens, shape_.page_size));
   COPPICE_ASSIGN_OR_RETURN(const DeviceMemory staging, device_->Allocate(pages.size() * page_bytes(), MemoryKind::kHostPinned));
   const size_t layer_bytes = kv.size() / layers_.size(), row_bytes = shape_.head_dim * SizeOf(shape_.dtype);

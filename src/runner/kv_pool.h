@@ -24,9 +24,10 @@ class KvPool {
     std::span<const int32_t> layer_groups;  // of each layer
     int32_t num_pages = 0, page_size = 16;
     // The heads of a model that the pool has where it is one of several ranks': its first `count` heads are those from `first` on
-    // of `total`, its others are padding. total 0: it has all.
+    // of `total`, its others are padding. total 0: it has all. A copy: another rank has them too, and is the one that is read.
     struct Heads {
       int32_t first = 0, count = 0, total = 0;
+      bool is_copy = false;
     } heads = {};
   };
   // `device` and `context`, of the same device, outlive the pool.

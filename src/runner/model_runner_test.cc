@@ -59,7 +59,7 @@ class TwoRanks : public testing::Test {
  protected:
   void SetUp() override {
     const std::vector<Executor*> executors = {&threads_[0], &threads_[1]};
-    auto group = RankGroup::Create(executors).value();
+    auto group = RankGroup::Create(MakeThreadGroup(executors)).value();
     checkpoint_ = Checkpoint::Open(std::string(COPPICE_TEST_DATA) + "/models/llama-gqa").value();
     std::vector<ModelParts> ranks(2);
     for (int rank = 0; rank < 2; ++rank) ranks[rank] = MakeRank(rank, group->communicator(rank));

@@ -2,22 +2,24 @@
 
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "core/await_change.h"
 
 namespace coppice {
 
-Result<std::unique_ptr<RankGroup>> RankGroup::Create(std::span<Executor* const> executors) {
+Result<std::unique_ptr<RankGroup>> RankGroup::Create(std::unique_ptr<CommunicatorGroup> group) {
+  const int size = group->size();
   try {
-    return std::unique_ptr<RankGroup>(new RankGroup(executors));
+    return std::unique_ptr<RankGroup>(new RankGroup(std::move(group)));
   } catch (const std::system_error& error) {
-    return RefusedBySystem("starting " + std::to_string(executors.size()) + " ranks", error.code());
+    return RefusedBySystem("starting " + std::to_string(size) + " ranks", error.code());
   }
 }
 
-RankGroup::RankGroup(std::span<Executor* const> executors) : group_(executors) {
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    communicators_.push_back(group_.size() == 1 ? MakeSingleRank() : group_.MakeRank(rank));
+RankGroup::RankGroup(std::unique_ptr<CommunicatorGroup> group) : group_(std::move(group)) {
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    communicators_.push_back(group_->size() == 1 ? MakeSingleRank() : group_->MakeRank(rank));
   }
   threads_.reserve(communicators_.size());
   try {
@@ -44,12 +46,13 @@ Status RankGroup::RunOnAll(TaskRef task) {
   runs_.notify_all();
   task.Run(0, 0);
   for (int left; (left = left_.load(std::memory_order_acquire)) != 0;) AwaitChange(left_, left);
-  Status status = group_.status();
-  if (!status.ok()) group_.Reset();
+  Status status = group_->status();
+  if (!status.ok()) group_->Reset();
   return status;
 }
 
 void RankGroup::RunRank(int rank) {
+  group_->EnterThread(rank);
   for (uint32_t seen = 0;;) {
     seen = AwaitChange(runs_, seen);
     if (stop_.load(std::memory_order_relaxed)) return;

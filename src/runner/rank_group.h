@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <thread>
 #include <vector>
 
@@ -19,8 +18,8 @@ namespace coppice {
 // Rank 0 is the thread that calls Run; the others are threads of the group. Thread-compatible.
 class RankGroup {
  public:
-  // A rank for each executor, which outlives the group. RESOURCE_EXHAUSTED if the system does not start so many threads.
-  static Result<std::unique_ptr<RankGroup>> Create(std::span<Executor* const> executors);
+  // Ranks that speak through `group`. RESOURCE_EXHAUSTED if the system does not start so many threads.
+  static Result<std::unique_ptr<RankGroup>> Create(std::unique_ptr<CommunicatorGroup> group);
   ~RankGroup();
   RankGroup(const RankGroup&) = delete;
   RankGroup& operator=(const RankGroup&) = delete;
@@ -35,17 +34,19 @@ class RankGroup {
     if (size() == 1) return body(0);
     return RunOnAll([&](int64_t rank, int) {
       const Status status = CatchExhaustion("running a rank", [&]() -> Status { return body(static_cast<int>(rank)); });
-      if (!status.ok()) group_.Abort(status);
+      if (!status.ok()) group_->Abort(status);
     });
   }
+  // CommunicatorGroup::CheckDone.
+  Status CheckDone() const { return group_->CheckDone(); }
 
  private:
-  explicit RankGroup(std::span<Executor* const> executors);
+  explicit RankGroup(std::unique_ptr<CommunicatorGroup> group);
   Status RunOnAll(TaskRef task);
   void RunRank(int rank);
   void Stop();
 
-  CommunicatorGroup group_;
+  const std::unique_ptr<CommunicatorGroup> group_;
   std::vector<std::unique_ptr<Communicator>> communicators_;
   TaskRef task_;  // written while no rank runs
   alignas(kCacheLine) std::atomic<uint32_t> runs_{0};

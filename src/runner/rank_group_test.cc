@@ -19,7 +19,7 @@ struct Ranks {
   explicit Ranks(int size) {
     std::vector<Executor*> executors;
     for (int rank = 0; rank < size; ++rank) executors.push_back(pools.emplace_back(std::make_unique<ThreadPool>(1)).get());
-    group = RankGroup::Create(executors).value();
+    group = RankGroup::Create(MakeThreadGroup(executors)).value();
   }
   std::vector<std::unique_ptr<ThreadPool>> pools;
   std::unique_ptr<RankGroup> group;

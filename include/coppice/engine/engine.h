@@ -246,12 +246,13 @@ struct EngineExperiment {
   // On a GPU: how many captured steps are kept. Beyond that the one whose shape came least recently is forgotten.
   // 0: no step is captured.
   int32_t max_graphs = 256;
+  bool ranks_by_nccl = false;  // ranks on GPUs exchange values through NCCL where they could read each other's memory
 };
 
 struct EngineOptions {
   std::string model_path;  // GGUF file or Hugging Face folder
   // Where the model runs: "cpu", "cuda", "cuda:1", or "auto": the first CUDA device if there is one that can, else the CPU.
-  // "cpu,cpu": one model divided among ranks, which divide the threads (docs/ranks.md). Lists are of CPUs alone.
+  // "cuda:0,cuda:1": one model divided among ranks on these GPUs; "cpu,cpu": among ranks that divide the threads (docs/ranks.md).
   std::string device = "auto";
   // Of KV, and of weights and product inputs unless `weights` says otherwise; kF16 on CUDA devices alone, kF32 on CPUs. None:
   // kBF16, but on CUDA devices kF16 for files whose weights are of f16 or quantised, of families that f16 has the range for

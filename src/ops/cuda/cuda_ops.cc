@@ -198,18 +198,6 @@ class CudaOps final : public Ops {
     return std::unique_ptr<Weight>(std::move(weight));
   }
 
-  static NormParams ParamsOf(const ConstDeviceTensor& x, const NormArgs& args, const DeviceTensor& y) {
-    return {.x = static_cast<const float*>(x.data),
-            .x_stride = x.stride,
-            .weight = args.weight.data,
-            .bias = args.bias.data,
-            .eps = args.eps,
-            .kind = args.kind,
-            .y = y.data,
-            .y_stride = y.stride,
-            .cols = static_cast<int32_t>(x.cols)};
-  }
-
   static ProductShape ShapeOf(const ConstDeviceTensor& x, const CudaWeight& weight, const DeviceTensor& y, bool accumulates) {
     return {.dtype = weight.dtype(),
             .out_dtype = y.dtype,

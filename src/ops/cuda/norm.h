@@ -22,6 +22,18 @@ struct NormParams {
   int32_t cols = 0;
 };
 
+inline NormParams ParamsOf(const ConstDeviceTensor& x, const NormArgs& args, const DeviceTensor& y) {
+  return {.x = static_cast<const float*>(x.data),
+          .x_stride = x.stride,
+          .weight = args.weight.data,
+          .bias = args.bias.data,
+          .eps = args.eps,
+          .kind = args.kind,
+          .y = y.data,
+          .y_stride = y.stride,
+          .cols = static_cast<int32_t>(x.cols)};
+}
+
 Status LaunchNorm(const NormParams& params, DType y_dtype, int64_t num_rows, bool overlaps, cudaStream_t stream);
 
 }  // namespace coppice::ops::cuda
