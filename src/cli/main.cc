@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "cli/batch_command.h"
+#include "cli/bench/bench_allreduce.h"
 #include "cli/bench/bench_attention.h"
 #include "cli/bench/bench_decode.h"
 #include "cli/bench/bench_draft.h"
@@ -99,6 +100,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
       coppice::cli::AddBenchDraftCommand(*bench),
       coppice::cli::AddBenchPodCommand(*bench),
       coppice::cli::AddBenchUpdateCommand(*bench),
+      coppice::cli::AddBenchAllReduceCommand(*bench),
       coppice::cli::AddKeyCommand(app),
       coppice::cli::AddHelpCommand(app),
       coppice::cli::AddCompletionCommand(app),

@@ -30,6 +30,7 @@
 #include "core/thread_pool.h"
 #include "engine/open_device.h"
 #include "openai/generation.h"
+#include "ops/peer_group.h"
 
 namespace coppice::cli {
 namespace {
@@ -55,6 +56,7 @@ struct BenchDecodeOptions {
   std::vector<int32_t> prompt_tokens = {512, 2048}, samples = {1, 8, 64};
   std::vector<BenchMode> modes = AllSharingModes();
   std::vector<KindOrder> kinds = {KindOrder::kAuto};
+  std::vector<int> ranks;  // none: as the device says
   int32_t max_tokens = 32, repeats = 3;
   EngineLife engine_life = EngineLife::kAuto;
   std::string config, out, csv, html, append;
@@ -141,11 +143,8 @@ class MeasuredEngine {
 
 // A case that memory has no room for.
 ordered_json WithoutRoom(const Case& job, const Status& status) {
-  return {{"prompt_tokens", job.prompt_tokens},
-          {"samples", job.samples},
-          {"sharing", job.mode.sharing_name()},
-          {"kinds", Name(job.mode.kinds)},
-          {"out_of_memory", status.message()}};
+  return {{"prompt_tokens", job.prompt_tokens}, {"samples", job.samples},  {"sharing", job.mode.sharing_name()},
+          {"kinds", Name(job.mode.kinds)},      {"ranks", job.mode.ranks}, {"out_of_memory", status.message()}};
 }
 
 // Medians of what varies, with the spread of the decode speed; the counted bytes are the same in every repeat. Null: measured by
@@ -170,6 +169,7 @@ ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
           {"samples", job.samples},
           {"sharing", job.mode.sharing_name()},
           {"kinds", Name(job.mode.kinds)},
+          {"ranks", job.mode.ranks},
           {"runs", runs.size()},
           {"decode_tokens_per_second", median("decode_tokens_per_second")},
           {"decode_tokens_per_second_range", {slowest, fastest}},
@@ -201,13 +201,14 @@ class BenchDecode {
     COPPICE_RETURN_IF_ERROR(CheckReport(options_.csv, "--csv"));
     COPPICE_RETURN_IF_ERROR(CheckReport(options_.html, "--html"));
     COPPICE_RETURN_IF_ERROR(FindBenchModel(options_.engine, options_.config));
-    options_.modes = WithKinds(options_.modes, options_.kinds);
+    options_.modes = WithRanks(WithKinds(options_.modes, options_.kinds), options_.ranks);
     for (const int32_t prompt : options_.prompt_tokens) {
       for (const int32_t samples : options_.samples) {
         for (const BenchMode& mode : options_.modes)
           cases_.push_back({.job = {prompt, samples, mode}, .runs = {}, .without_room = {}});
       }
     }
+    if (!options_.ranks.empty()) options_.engine.device = FirstGpus(options_.ranks.front());
     COPPICE_ASSIGN_OR_RETURN(options_.engine.device, ChosenDevice(options_.engine));
     COPPICE_RETURN_IF_ERROR(SkipAppended());
     if (options_.engine_life == EngineLife::kAuto)
@@ -303,11 +304,17 @@ class BenchDecode {
   // What makes two runs of a case the same measurement, as --append's lines have it.
   ordered_json Settings(const Case& job) const {
     const EngineOptions& engine = options_.engine;
-    return {{"model", BenchModelName(options_.engine)},    {"device", engine.device},
-            {"max_tokens", options_.max_tokens},           {"repeats", options_.repeats},
-            {"max_batch_tokens", engine.max_batch_tokens}, {"page_size", engine.page_size},
-            {"prompt_tokens", job.prompt_tokens},          {"samples", job.samples},
-            {"sharing", job.mode.sharing_name()},          {"kinds", Name(job.mode.kinds)}};
+    return {{"model", BenchModelName(options_.engine)},
+            {"device", engine.device},
+            {"max_tokens", options_.max_tokens},
+            {"repeats", options_.repeats},
+            {"max_batch_tokens", engine.max_batch_tokens},
+            {"page_size", engine.page_size},
+            {"prompt_tokens", job.prompt_tokens},
+            {"samples", job.samples},
+            {"sharing", job.mode.sharing_name()},
+            {"kinds", Name(job.mode.kinds)},
+            {"ranks", job.mode.ranks}};
   }
 
   // Cases that an earlier command appended are not measured again.
@@ -424,6 +431,11 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
   AddEngineOptions(*command, options->engine);
   AddWeightsOptions(*command, options->engine, options->config);
   command->remove_option(command->get_option("--sharing"));  // every mode is measured
+  command->remove_option(command->get_option("--tp"));
+  command->add_option("--tp", options->ranks, "Tensor parallelism: each mode on the first N GPUs, for each N of this list")
+      ->delimiter(',')
+      ->check(CLI::Range(1, ops::kMostPeers))
+      ->excludes(command->get_option("--device"));
   return {command, [options] { return BenchDecode(*options).Run(); }};
 }
 

@@ -85,6 +85,7 @@ EngineOptions BenchMode::OptionsFor(EngineOptions options) const {
   options.sharing = sharing;
   options.experiment.without_attention = !attends;
   options.experiment.kinds = kinds;
+  if (ranks > 0) options.device = FirstGpus(ranks);
   return options;
 }
 
@@ -126,6 +127,18 @@ std::vector<BenchMode> WithKinds(const std::vector<BenchMode>& modes, const std:
   return combined;
 }
 
+std::vector<BenchMode> WithRanks(const std::vector<BenchMode>& modes, const std::vector<int>& ranks) {
+  if (ranks.empty()) return modes;
+  std::vector<BenchMode> combined;
+  for (const int count : ranks) {
+    for (BenchMode mode : modes) {
+      mode.ranks = count;
+      combined.push_back(mode);
+    }
+  }
+  return combined;
+}
+
 void AddModesOptions(CLI::App& command, std::vector<BenchMode>* modes, std::vector<KindOrder>* kinds) {
   AddParsed<std::vector<BenchMode>>(command, "--modes", *modes, ParseBenchModes,
                                     "Modes to measure: tree, one-level, store, none (default: these), and no-attention, steps "
@@ -139,7 +152,8 @@ void AddModesOptions(CLI::App& command, std::vector<BenchMode>* modes, std::vect
 
 std::string ModeOf(const ordered_json& row) {
   const std::string sharing = row["sharing"].get<std::string>(), kinds = row.value("kinds", "auto");
-  return kinds == Name(KindOrder::kAuto) ? sharing : sharing + " " + kinds;
+  const int ranks = row.value("ranks", 0);
+  return sharing + (kinds == Name(KindOrder::kAuto) ? "" : " " + kinds) + (ranks == 0 ? "" : fmt::format(" tp {}", ranks));
 }
 
 std::vector<std::string> DistinctModes(const ordered_json& rows) {

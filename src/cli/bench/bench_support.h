@@ -28,6 +28,7 @@ struct BenchMode {
   SharingMode sharing = SharingMode::kTree;
   bool attends = true;  // false: the step without its attention, the ceiling of what sharing can reach (Hydragen, section 4.1)
   KindOrder kinds = KindOrder::kAuto;
+  int ranks = 0;  // on the first GPUs; 0: as the options' device says
 
   std::string_view sharing_name() const { return attends ? Name(sharing) : kNoAttention; }
   EngineOptions OptionsFor(EngineOptions options) const;
@@ -42,7 +43,9 @@ Result<std::vector<KindOrder>> ParseKindOrders(std::string_view text);
 std::vector<BenchMode> WithKinds(const std::vector<BenchMode>& modes, const std::vector<KindOrder>& orders);
 // --modes and --kinds.
 void AddModesOptions(CLI::App& command, std::vector<BenchMode>* modes, std::vector<KindOrder>* kinds);
-// What tells a row's engine from others: its "sharing", and its "kinds" where they are not auto.
+// Each mode on each number of ranks; as they are where none is given.
+std::vector<BenchMode> WithRanks(const std::vector<BenchMode>& modes, const std::vector<int>& ranks);
+// What tells a row's engine from others: its "sharing", its "kinds" where they are not auto, and its "ranks" where they were given.
 std::string ModeOf(const nlohmann::ordered_json& row);
 // Those of the rows, in the order in which they come first.
 std::vector<std::string> DistinctModes(const nlohmann::ordered_json& rows);

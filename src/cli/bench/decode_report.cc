@@ -27,19 +27,23 @@ bool HasRoom(const ordered_json& row) { return !row.contains("out_of_memory"); }
 double Number(const ordered_json& row, const char* key) { return row[key].get<double>(); }
 // "-" where nothing was measured.
 std::string Bytes(const ordered_json& row, const char* key) { return row[key].is_null() ? "-" : FormatBytes(Number(row, key)); }
-const ordered_json* FindRow(const ordered_json& rows, const ordered_json& like, std::string_view mode) {
+bool IsWithoutAttention(const ordered_json& row) { return row["sharing"] == kWithoutAttention; }
+// The step without attention of the same case, on as many ranks.
+const ordered_json* FindWithoutAttention(const ordered_json& rows, const ordered_json& like) {
   for (const ordered_json& row : rows) {
-    if (row["prompt_tokens"] == like["prompt_tokens"] && row["samples"] == like["samples"] && ModeOf(row) == mode && HasRoom(row))
+    if (row["prompt_tokens"] == like["prompt_tokens"] && row["samples"] == like["samples"] && row["ranks"] == like["ranks"] &&
+        IsWithoutAttention(row) && HasRoom(row))
       return &row;
   }
   return nullptr;
 }
 
-// Milliseconds of one step's attention at least: reads and computes what is shared, then what is not.
+// Milliseconds of one step's attention at least: reads and computes what is shared, then what is not. Ranks divide both.
 double SerialBound(const ModelConfig& model, int32_t max_tokens, const Roofline& roofline, const ordered_json& row) {
   constexpr double kElement = 2;  // bytes
-  const double layers = model.num_layers, bytes_per_token = 2 * layers * model.num_kv_heads * model.head_dim * kElement;
-  const double flops_per_token = 4 * layers * model.num_qo_heads * model.head_dim;  // and row
+  const double layers_of_rank = static_cast<double>(model.num_layers) / std::max(1, row["ranks"].get<int>());
+  const double bytes_per_token = 2 * layers_of_rank * model.num_kv_heads * model.head_dim * kElement;
+  const double flops_per_token = 4 * layers_of_rank * model.num_qo_heads * model.head_dim;  // and row
   const double samples = Number(row, "samples"), prompt = Number(row, "prompt_tokens");
   const double own = 0.5 * max_tokens;  // in the mean
   const auto time = [&](double bytes, double flops) {
@@ -58,7 +62,7 @@ std::string OverModes(const ordered_json& rows, const std::string& title, const 
   size_t longest = 0;
   int color = 0;
   for (const std::string& mode : DistinctModes(rows)) {
-    PlotSeries series{.name = mode, .color = color++, .dashed = mode == kWithoutAttention};
+    PlotSeries series{.name = mode, .color = color++, .dashed = mode.starts_with(kWithoutAttention)};
     for (const ordered_json& row : rows) {
       if (ModeOf(row) == mode && row[fixed_key] == fixed && HasRoom(row))
         series.points.emplace_back(Number(row, x_key), Number(row, key));
@@ -134,8 +138,8 @@ std::vector<std::string> DecodeRowCells(const ordered_json& row) {
 
 void AddAttention(const ModelConfig& model, int32_t max_tokens, const std::optional<Roofline>& roofline, ordered_json* rows) {
   for (ordered_json& row : *rows) {
-    if (!HasRoom(row) || ModeOf(row) == kWithoutAttention) continue;
-    const ordered_json* without = FindRow(*rows, row, kWithoutAttention);
+    if (!HasRoom(row) || IsWithoutAttention(row)) continue;
+    const ordered_json* without = FindWithoutAttention(*rows, row);
     if (without == nullptr) continue;
     ordered_json attention = {{"step_ms", Number(row, "step_ms") - Number(*without, "step_ms")}};
     if (roofline) attention["bound_ms"] = SerialBound(model, max_tokens, *roofline, row);
