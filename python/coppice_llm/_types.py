@@ -51,7 +51,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     top_logprobs: int = 0
-    """0 to 20: that many alternatives at each place, for Completion.top_logprobs."""
+    """0 to 128: that many alternatives at each place, for Completion.top_logprobs."""
     json_schema: Mapping[str, Any] | str | None = None
     """A schema that the whole output follows; at most one of json_schema, regex and grammar."""
     regex: str | None = None

@@ -50,6 +50,7 @@ void Committer::CommitScores(const ScheduledBatch::Entry& entry) {
   PromptScores& scores = entry.sequence->request->scores;
   for (int32_t i = 0; i < entry.num_scores; ++i) {
     scores.logprobs[entry.request_score + i] = result_.scores[entry.first_score + i];
+    if (!scores.ranks.empty()) scores.ranks[entry.request_score + i] = result_.score_ranks[entry.first_score + i];
     const Score& score = batch_->step.scores[entry.first_score + i];
     std::ranges::copy(result_.top_logprobs.subspan(score.top_begin, score.top_logprobs),
                       scores.top.begin() + int64_t{entry.request_score + i} * scores.num_top);
@@ -133,6 +134,7 @@ bool Committer::Accept(Sequence* sequence, int32_t index) {
   Emissions::Item& item = events_.Begin(*sequence);
   item.token = drawn.token;
   item.logprob = drawn.logprob;
+  item.rank = drawn.rank;
   if (drawn.token < 0) {
     EndWithoutToken(*sequence, index, &item);
   } else {
@@ -177,7 +179,13 @@ std::optional<FinishReason> Committer::EndOf(const Sequence& sequence, Emissions
     return FinishReason::kStop;  // the token that ends a sample is no part of its text
   }
   item->decodes = true;
-  if (request.has_stops && StreamOf(sequence).Push(item->token, may_end, events_.NewText(item))) return FinishReason::kStop;
+  if (request.has_stops) {
+    const std::optional<int32_t> stop = StreamOf(sequence).Push(item->token, may_end, events_.NewText(item));
+    if (stop) {
+      item->stop = *stop;
+      return FinishReason::kStop;
+    }
+  }
   if (generated == sequence.limit || sequence.length() == max_context_) {
     if (request.has_stops) StreamOf(sequence).Finish(events_.TextOf(*item));
     return FinishReason::kLength;

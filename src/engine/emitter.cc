@@ -143,9 +143,11 @@ void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
   event_.index = item.index;
   event_.token_ids.clear();
   event_.logprobs.clear();
+  event_.ranks.clear();
   if (item.token >= 0) {
     event_.token_ids.push_back(item.token);
     event_.logprobs.push_back(item.logprob);
+    if (item.rank > 0) event_.ranks.push_back(item.rank);
   }
   event_.top_logprobs.resize(item.top_count > 0 ? 1 : 0);
   if (item.top_count > 0) {
@@ -162,6 +164,7 @@ void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
   event_.begun = listener.begun();
   event_.cached_tokens = std::max(0, listener.cached_tokens);
   event_.finish_reason = item.reason;
+  event_.stop = item.stop >= 0 ? std::optional(item.stop) : std::nullopt;
   event_.request_done = item.request_done;
   event_.weight_version = item.weight_version;
   event_.shared_reads = item.reads >= 0 ? emissions.shared_reads[item.reads] : SharedReads();

@@ -44,6 +44,8 @@ struct Emissions {
     int32_t index = -1;  // sample
     int32_t token = -1;  // -1: none
     float logprob = 0;
+    int32_t rank = 0;
+    int32_t stop = -1;                     // StreamEvent::stop; -1: none
     int32_t text = -1;                     // in `texts`, of requests with stop strings
     int32_t status = -1;                   // in `statuses`
     int32_t prompt = -1;                   // in `prompts`: the event of a prompt

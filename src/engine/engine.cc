@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -99,6 +100,11 @@ class EngineImpl final : public Engine {
   WeightVersion weight_version() const override {
     const std::lock_guard lock(version_mutex_);
     return version_;
+  }
+  std::string WeightLabel(int64_t number) const override {
+    const std::lock_guard lock(version_mutex_);
+    const auto found = std::ranges::find(labels_, number, &WeightVersion::number);
+    return found == labels_.end() ? std::string() : found->label;
   }
   Result<bool> Step() override;
   Status Run(std::stop_token stop) override;
@@ -206,8 +212,10 @@ class EngineImpl final : public Engine {
   std::atomic<EngineState> state_{EngineState::kRunning};
   std::atomic<bool> refuses_new_{false};  // while it does not run
   std::atomic<bool> weights_are_whole_{true}, holds_new_{false};
-  mutable std::mutex version_mutex_;  // guards version_
+  static constexpr size_t kMostLabels = 64;
+  mutable std::mutex version_mutex_;  // guards what follows
   WeightVersion version_;
+  std::deque<WeightVersion> labels_;  // of the last versions, that of the loaded model left out
 
   Emitter emitter_;  // last, so that it is done before what it refers to goes
 };
@@ -452,6 +460,8 @@ Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource& source, con
     ++version_.number;
     version_.label = label;
     version = version_;
+    labels_.push_back(version_);
+    if (labels_.size() > kMostLabels) labels_.pop_front();
   }
   events_.set_weight_version(version.number);
   prefixes_.set_weight_version(version.number);

@@ -209,6 +209,57 @@ TEST(Engine, TopLogprobsAreTheMostProbableTokensOfEachPlace) {
   }
 }
 
+TEST(Engine, RanksAreThoseOfEachPlaceOfPromptAndOutput) {
+  for (const DraftMode draft : {DraftMode::kNone, DraftMode::kNgram}) {
+    for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+      EngineHarness harness({.model = {.vocab_size = 8, .num_pages = 128, .memory = 2}, .draft = draft});
+      Request request{.prompt_ids = {1, 2, 1, 2, 1, 2}, .n = 2, .max_tokens = 20};
+      request.sampling.logit_bias = {{3, 4.0f}};
+      request.sampling.logprobs_mode = mode;
+      request.ranks = request.prompt_logprobs = true;
+      request.top_logprobs = 1;
+      request.prompt_top_logprobs = 3;
+      std::vector<std::vector<int32_t>> texts(2, request.prompt_ids);
+      const auto rank_after = [&](const std::vector<int32_t>& text, int32_t token, float bias) {
+        std::vector<float> logits = harness.model().LogitsAfter(text);
+        logits[3] += bias;
+        int32_t rank = 1;
+        for (int32_t i = 0; i < 8; ++i) rank += logits[i] > logits[token] || (logits[i] == logits[token] && i < token);
+        return rank;
+      };
+      int32_t checked = 0;
+      request.on_event = [&](const StreamEvent& event) {
+        if (event.index < 0) {
+          ASSERT_EQ(event.prompt_ranks.size(), 6u);
+          EXPECT_EQ(event.prompt_ranks[0], 0);
+          for (size_t i = 1; i < 6; ++i) {
+            const std::vector<int32_t> before(texts[0].begin(), texts[0].begin() + static_cast<std::ptrdiff_t>(i));
+            EXPECT_EQ(event.prompt_ranks[i], rank_after(before, texts[0][i], 0)) << i;
+            ASSERT_EQ(event.prompt_top_logprobs[i].size(), 3u);
+            if (event.prompt_ranks[i] <= 3) {
+              EXPECT_EQ(event.prompt_top_logprobs[i][event.prompt_ranks[i] - 1].token, texts[0][i]);
+            }
+          }
+          return;
+        }
+        ASSERT_EQ(event.ranks.size(), event.token_ids.size());
+        const float bias = mode == LogprobsMode::kProcessed ? 4.0f : 0.0f;
+        EXPECT_EQ(event.ranks[0], rank_after(texts[event.index], event.token_ids[0], bias));
+        EXPECT_EQ(event.ranks[0] == 1, event.top_logprobs[0][0].token == event.token_ids[0]);
+        texts[event.index].push_back(event.token_ids[0]);
+        ++checked;
+      };
+      ASSERT_TRUE(harness.engine().Submit(request).ok());
+      harness.RunToEnd();
+      EXPECT_EQ(checked, 2 * 20);
+    }
+  }
+  EngineHarness harness({});
+  harness.Submit(Greedy(Prompt(5), 3));
+  harness.RunToEnd();
+  EXPECT_TRUE(harness.outputs(0)[0].ranks.empty());
+}
+
 double LogprobAfter(const EngineHarness& harness, const std::vector<int32_t>& tokens, int32_t next) {
   const std::vector<float> logits = const_cast<EngineHarness&>(harness).model().LogitsAfter(tokens);
   double sum = 0;
@@ -433,6 +484,26 @@ TEST(Engine, PromptLogprobsOfACachedPromptAreTheSame) {
 
 // --------------------------------------------------------------------------------------------------------- requests that come and
 // go
+
+TEST(Engine, PromptLogprobsFromAPlaceOnComputeNoMore) {
+  EngineHarness harness({.model = {.num_pages = 128}, .max_batch_tokens = 64});
+  Request request = Greedy(Prompt(100), 2);
+  request.prompt_logprobs = true;
+  harness.Submit(request);
+  harness.RunToEnd();
+  const int64_t before = harness.model().tokens_computed();
+  request.prompt_logprobs_begin = 90;
+  harness.Submit(request);
+  request.prompt_logprobs_begin = 100;
+  harness.Submit(request);
+  harness.RunToEnd();
+  EXPECT_EQ(harness.model().tokens_computed() - before, 11 + 1 + 1 + 1);  // [89, 100), the last token, and one generated each
+  ASSERT_EQ(harness.prompt_logprobs(1).size(), 100u);
+  for (size_t i = 0; i < 100; ++i) {
+    EXPECT_EQ(harness.prompt_logprobs(1)[i], i < 90 ? std::nullopt : harness.prompt_logprobs(0)[i]) << i;
+    EXPECT_EQ(harness.prompt_logprobs(2)[i], std::nullopt);
+  }
+}
 
 TEST(Engine, EqualPromptsInFlightAreComputedOnce) {
   EngineHarness harness({.model = {.num_pages = 128}, .max_batch_tokens = 32});
@@ -1267,8 +1338,8 @@ TEST(Engine, RefusesImpossibleRequestsByName) {
   request.stop = {"x"};
   EXPECT_THAT(message(request), HasSubstr("tokenizer"));
   request = Greedy({1}, 4);
-  request.top_logprobs = 21;
-  EXPECT_THAT(message(request), HasSubstr("top_logprobs is 21, expected a number in 0..20"));
+  request.top_logprobs = 129;
+  EXPECT_THAT(message(request), HasSubstr("top_logprobs is 129, expected a number in 0..128"));
   request = Greedy({1}, 4);
   request.sampling.top_p = 0;
   EXPECT_THAT(message(request), HasSubstr("top_p is 0"));

@@ -1,5 +1,6 @@
 #include "engine/request_state.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -25,9 +26,10 @@ void SetScores(RequestState* state) {
   PromptScores& scores = state->scores;
   const Request& params = state->params;
   if (params.prompt_logprobs) {
-    for (int32_t i = 0; i + 1 < state->prompt_length(); ++i)
+    for (int32_t i = std::max(0, params.prompt_logprobs_begin - 1); i + 1 < state->prompt_length(); ++i)
       scores.wanted.push_back({.position = i, .token = params.prompt_ids[i + 1]});
-    scores.num_top = params.top_logprobs;
+    scores.num_top = params.prompt_top_logprobs.value_or(params.top_logprobs);
+    if (params.ranks) scores.ranks.resize(scores.wanted.size());
   } else if (!params.prompt_scores.empty()) {
     scores.wanted = std::move(state->params.prompt_scores);
     scores.num_top = 1;  // is it the one in question?
@@ -60,6 +62,7 @@ RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, cons
   state->params = std::move(params);
   SetEndIds(eos_ids, state.get());
   state->top_logprobs = static_cast<uint8_t>(state->params.top_logprobs);
+  state->wants_ranks = state->params.ranks;
   state->has_constraint = state->params.constraint != nullptr;
   SetScores(state.get());
   state->listener = MakeListener(&state->params, tokenizer);  // its texts look for the stop strings of state->params

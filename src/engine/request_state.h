@@ -90,6 +90,7 @@ struct alignas(kCacheLine) Sequence {
 struct PromptScores {
   std::vector<PromptScore> wanted;  // by position
   std::vector<float> logprobs;      // of each
+  std::vector<int32_t> ranks;       // of each; empty: they are not wanted
   int32_t num_top = 0;              // most probable tokens of each place that are wanted too
   std::vector<TokenLogprob> top;    // [wanted][num_top]
 
@@ -116,6 +117,7 @@ struct alignas(kCacheLine) RequestState {
   bool repins = false;       // the engine's own: computes a pinned prompt anew (Prefixes::TakeRepins)
   bool forked = false;       // its samples are sequences of their own: the prompt is computed, or its last step launched
   uint8_t top_logprobs = 0;  // params.top_logprobs
+  bool wants_ranks = false;  // params.ranks
   SharedReads shared_reads;  // of committed steps
   Request params;
   // The rest.

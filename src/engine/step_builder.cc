@@ -101,7 +101,10 @@ void StepBuilder::Scores(ScheduledBatch::Entry* entry, int32_t query_begin) {
   for (int32_t i = 0; i < entry->num_scores; ++i) {
     const PromptScore& wanted = scores.wanted[entry->request_score + i];
     const int32_t row = query_begin + wanted.position - entry->begin;
-    Score score{.row = row, .token = wanted.token, .top_logprobs = static_cast<uint8_t>(scores.num_top)};
+    Score score{.row = row,
+                .token = wanted.token,
+                .wants_rank = !scores.ranks.empty(),
+                .top_logprobs = static_cast<uint8_t>(scores.num_top)};
     const bool same_row = i > 0 && step.scores.back().row == row;
     score.top_begin = same_row ? step.scores.back().top_begin : NewTopLogprobs(scores.num_top);
     step.scores.push_back(score);
@@ -118,6 +121,7 @@ void StepBuilder::Draws(ScheduledBatch::Entry* entry, int32_t last_known_row) {
   const int32_t next = sequence.draws_under_way++;  // ahead of the last known token
   const auto draw_after = [&](int32_t row, int32_t ahead) -> Draw& {
     Draw& draw = NewDraw(sequence, sequence.branch, row, ahead);
+    draw.wants_rank = sequence.request->wants_ranks;
     draw.top_logprobs = sequence.request->top_logprobs;
     draw.top_begin = NewTopLogprobs(draw.top_logprobs);
     return draw;

@@ -12,15 +12,20 @@ void AppendKnown(std::span<const TokenLogprob> top, std::vector<TokenLogprob>* k
   std::ranges::copy_if(top, std::back_inserter(*known), [](const TokenLogprob& one) { return one.token >= 0; });
 }
 
-// Score i is that of prompt token i + 1.
-void AddPromptLogprobs(const PromptScores& scores, StreamEvent* event) {
-  event->prompt_logprobs.emplace_back();
+// The last scores are those of the prompt's last tokens.
+void AddPromptLogprobs(const PromptScores& scores, int32_t prompt_length, StreamEvent* event) {
+  const size_t without = static_cast<size_t>(prompt_length) - scores.wanted.size();
+  event->prompt_logprobs.resize(without);
   event->prompt_logprobs.insert(event->prompt_logprobs.end(), scores.logprobs.begin(), scores.logprobs.end());
+  if (!scores.ranks.empty()) {
+    event->prompt_ranks.resize(without);
+    event->prompt_ranks.insert(event->prompt_ranks.end(), scores.ranks.begin(), scores.ranks.end());
+  }
   if (scores.num_top == 0) return;
   event->prompt_top_logprobs.resize(event->prompt_logprobs.size());
   for (size_t i = 0; i < scores.wanted.size(); ++i) {
     const auto top = std::span(scores.top).subspan(i * scores.num_top, static_cast<size_t>(scores.num_top));
-    AppendKnown(top, &event->prompt_top_logprobs[i + 1]);
+    AppendKnown(top, &event->prompt_top_logprobs[without + i]);
   }
 }
 
@@ -38,7 +43,7 @@ void StepEvents::AddPrompt(const RequestState& request) {
   if (!request.has_listener || (request.scores.empty() && !params.prompt_logprobs && !params.echo)) return;
   StreamEvent event{.request = request.id};
   if (params.prompt_logprobs) {
-    AddPromptLogprobs(request.scores, &event);
+    AddPromptLogprobs(request.scores, request.prompt_length(), &event);
   } else {
     AddScores(request.scores, &event);
   }

@@ -16,25 +16,29 @@ size_t BegunLength(std::string_view text, std::string_view stop) {
 
 }  // namespace
 
-bool TextStream::Push(int32_t token, bool look_for_stops, std::string* text) {
-  if (!decoder_) return false;
+std::optional<int32_t> TextStream::Push(int32_t token, bool look_for_stops, std::string* text) {
+  if (!decoder_) return std::nullopt;
   held_ += decoder_->Push(token, /*keep_special=*/std::ranges::find(visible_, token) != visible_.end());
   size_t begun = 0;
   if (look_for_stops) {
     size_t stop_at = std::string::npos;
-    for (const std::string& stop : stops_) {
-      stop_at = std::min(stop_at, held_.find(stop));
-      begun = std::max(begun, BegunLength(held_, stop));
+    int32_t place = 0;
+    for (size_t i = 0; i < stops_.size(); ++i) {
+      if (const size_t at = held_.find(stops_[i]); at < stop_at) {
+        stop_at = at;
+        place = static_cast<int32_t>(i);
+      }
+      begun = std::max(begun, BegunLength(held_, stops_[i]));
     }
     if (stop_at != std::string::npos) {
       text->append(held_, 0, stop_at);
       held_.clear();
-      return true;
+      return place;
     }
   }
   text->append(held_, 0, held_.size() - begun);
   held_.erase(0, held_.size() - begun);
-  return false;
+  return std::nullopt;
 }
 
 void TextStream::Finish(std::string* text) {

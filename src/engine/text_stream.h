@@ -21,10 +21,11 @@ class TextStream {
     if (tokenizer) decoder_.emplace(*tokenizer);
   }
 
-  // Decodes a token. What may go out is added to `text`: never a stop string, never the beginning of one. True when a stop string
-  // is complete: the text before it has gone out, the rest is dropped. `look_for_stops` false: stop strings that end in this
+  // Decodes a token. What may go out is added to `text`: never a stop string, never the beginning of one. The place of a stop
+  // string when it is complete, of several the one that begins first: the text before it has gone out, the rest is dropped.
+  // `look_for_stops` false: stop strings that end in this
   // token's text do not count (min_tokens).
-  bool Push(int32_t token, bool look_for_stops, std::string* text);
+  std::optional<int32_t> Push(int32_t token, bool look_for_stops, std::string* text);
   // The sample ended otherwise: what was held back goes out.
   void Finish(std::string* text);
 

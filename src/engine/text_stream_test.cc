@@ -64,6 +64,18 @@ TEST(TextStream, CutsBeforeAStopThatSpansTokens) {
 
 TEST(TextStream, TheEarliestStopWins) { EXPECT_EQ(Stream({"x END y STOP"}, {"STOP", "END"}), (Pieces{"x "})); }
 
+TEST(TextStream, TellsWhichStopItWas) {
+  const FakeTokenizer tokenizer({"x EN", "D y STOP", "z"});
+  const std::vector<std::string> stops = {"STOP", "END"};
+  TextStream stream(&tokenizer, stops);
+  std::string text;
+  EXPECT_EQ(stream.Push(0, true, &text), std::nullopt);
+  EXPECT_EQ(stream.Push(1, true, &text), 1);
+  TextStream other(&tokenizer, stops);
+  EXPECT_EQ(other.Push(2, true, &text), std::nullopt);
+  EXPECT_EQ(other.Push(1, true, &text), 0);
+}
+
 TEST(TextStream, NeverSplitsACharacter) {
   EXPECT_EQ(Stream({"\xc3", "\xa9", "!"}, {}), (Pieces{"", "\xc3\xa9", "!", ""}));
   EXPECT_EQ(Stream({"\xc3"}, {}), (Pieces{"", "\xef\xbf\xbd"}));

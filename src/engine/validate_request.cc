@@ -144,6 +144,10 @@ Status ValidateParameters(const Request& request) {
     return RefuseField("min_tokens", request.min_tokens, "a number in 0.." + std::to_string(request.max_tokens) + " (max_tokens)");
   if (request.top_logprobs < 0 || request.top_logprobs > kMaxTopLogprobs)
     return RefuseField("top_logprobs", request.top_logprobs, "a number in 0.." + std::to_string(kMaxTopLogprobs));
+  if (const int32_t top = request.prompt_top_logprobs.value_or(0); top < 0 || top > kMaxTopLogprobs)
+    return RefuseField("prompt_top_logprobs", top, "a number in 0.." + std::to_string(kMaxTopLogprobs));
+  if (request.prompt_logprobs_begin < 0)
+    return RefuseField("prompt_logprobs_begin", request.prompt_logprobs_begin, "a prompt index");
   if (!(request.timeout_seconds >= 0 && request.timeout_seconds <= kLongestSeconds))
     return RefuseField("timeout_seconds", request.timeout_seconds, "0 (none) or a number up to 1e9");
   if (request.cache_private_begin < 0) return RefuseField("cache_private_begin", request.cache_private_begin, "a prompt index");

@@ -213,7 +213,7 @@ TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
                             R"("stream_options": 1)",
                             R"("echo": 1)",
                             R"("best_of": 0)",
-                            R"("logprobs": 21)",
+                            R"("logprobs": 129)",
                             R"("logprobs": -1)",
                             R"("logprobs": true)",
                             R"("timeout": "1")",

@@ -6,6 +6,7 @@ void SampledStep::Reset(const StepBatch& batch) {
   draws.clear();
   for (const Draw& draw : batch.draws) draws.push_back({.sample = draw.sample});
   scores.assign(batch.scores.size(), 0.0f);
+  score_ranks.assign(batch.scores.size(), 0);
   top_logprobs.assign(batch.num_top_logprobs, {});
 }
 
@@ -32,6 +33,7 @@ void BatchSampler::Sample(MatrixView<const float> logits, const StepBatch& batch
     scores_.push_back({.logits = logits.Row(rows_.of_scores()[begin]),
                        .scores = std::span(batch.scores).subspan(begin, end - begin),
                        .logprobs = std::span(step->scores).subspan(begin, end - begin),
+                       .ranks = std::span(step->score_ranks).subspan(begin, end - begin),
                        .top_logprobs = std::span(step->top_logprobs).subspan(first.top_begin, first.top_logprobs)});
   }
   sampler_.Run(samples_, scores_);
@@ -45,6 +47,7 @@ SampleTask BatchSampler::TaskOf(const StepBatch& batch, size_t begin, size_t end
                   .prompt = slot.prompt.get(),
                   .generated = &slot.generated,
                   .draws = std::span(step->draws).subspan(begin, end - begin),
+                  .wants_rank = draw.wants_rank,
                   .top_logprobs = std::span(step->top_logprobs).subspan(draw.top_begin, draw.top_logprobs)};
   if (draw.bans_end_ids) task.banned = slot.sampling.end_ids;
   if (draw.mask >= 0) {

@@ -21,6 +21,7 @@ namespace coppice {
 struct SampledStep {
   std::vector<TokenDraw> draws;
   std::vector<float> scores;
+  std::vector<int32_t> score_ranks;
   std::vector<TokenLogprob> top_logprobs;
 
   // As if no row held a distribution.

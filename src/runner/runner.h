@@ -55,6 +55,8 @@ struct StepStats {
 struct StepResult {
   std::span<const TokenDraw> draws;  // by StepBatch::draws
   std::span<const float> scores;     // by StepBatch::scores, natural logarithm
+  // By StepBatch::scores: how probable the token is among all, from 1 on; of equals the lower id is first. 0: not wanted.
+  std::span<const int32_t> score_ranks;
   std::span<const TokenLogprob>
       top_logprobs;  // where top_begin of a draw or score says, most probable first, of equals the lower id
   StepStats stats;

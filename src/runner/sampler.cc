@@ -50,6 +50,15 @@ int32_t ArgMax(std::span<const float> logits, std::span<const float> maxima, flo
   return static_cast<int32_t>(std::find(logits.begin() + block * kLogitBlock, logits.end(), max) - logits.begin());
 }
 
+// From 1 on: how many tokens are before it in the order of probability, of equals those of lower ids.
+int32_t RankOf(std::span<const float> logits, int32_t token) {
+  const float logit = logits[token];
+  int32_t rank = 1;
+  for (const float other : logits) rank += other > logit;
+  for (const float other : logits.first(token)) rank += other == logit;
+  return rank;
+}
+
 }  // namespace
 
 Sampler::Sampler(Executor* executor, int32_t vocab_size) : executor_(executor), scratch_(executor->num_workers()) {
@@ -79,12 +88,14 @@ void Sampler::Score(const ScoreTask& task, Scratch& scratch) {
   const double log_sum = std::log(sum);
   for (size_t i = 0; i < task.scores.size(); ++i)
     task.logprobs[i] = static_cast<float>(task.logits[task.scores[i].token] - max - log_sum);
-  if (task.top_logprobs.empty()) return;
-  if (std::isfinite(max) && std::isfinite(sum)) {
-    FillTopLogprobs(task.logits, log_sum, max, scratch, task.top_logprobs);
-  } else {
+  if (!std::isfinite(max) || !std::isfinite(sum)) {
     std::ranges::fill(task.top_logprobs, TokenLogprob{});
+    return;
   }
+  for (size_t i = 0; i < task.scores.size(); ++i) {
+    if (task.scores[i].wants_rank) task.ranks[i] = RankOf(task.logits, task.scores[i].token);
+  }
+  if (!task.top_logprobs.empty()) FillTopLogprobs(task.logits, {.max = max, .log_sum = log_sum}, scratch, task.top_logprobs);
 }
 
 void Sampler::Sample(const SampleTask& task, Scratch& scratch) {
@@ -96,8 +107,9 @@ void Sampler::Sample(const SampleTask& task, Scratch& scratch) {
     std::ranges::fill(task.top_logprobs, TokenLogprob{});
     return;
   }
-  const double log_sum = std::log(model_sum);
-  if (!task.top_logprobs.empty()) FillTopLogprobs(task.logits, log_sum, model_max, scratch, task.top_logprobs);
+  const bool processed = params.logprobs_mode == LogprobsMode::kProcessed;
+  const Normaliser of_model = {.max = model_max, .log_sum = std::log(model_sum)};
+  if (!task.top_logprobs.empty() && !processed) FillTopLogprobs(task.logits, of_model, scratch, task.top_logprobs);
   std::span<const float> logits = task.logits;
   float max = model_max;
   const bool adjusted = NeedsAdjustment(task);
@@ -109,18 +121,45 @@ void Sampler::Sample(const SampleTask& task, Scratch& scratch) {
       return;
     }
   }
+  std::optional<double> mass;
   if (params.temperature == 0) {
     const int32_t token = ArgMax(logits, scratch.maxima, max);
     for (TokenDraw& draw : task.draws) draw.token = token;
   } else if (!task.distribution.empty() || !task.proposal.empty()) {
     DrawSpeculatively(task, logits, max, scratch);
   } else if (HasFilter(params)) {
-    DrawFromCandidates(task, logits, max, scratch);
+    mass = DrawFromCandidates(task, logits, max, scratch);
   } else {
     if (adjusted || params.temperature != 1) ScanExpSums(logits, max, 1.0f / params.temperature, scratch.sums);
-    DrawFromAll(task, logits, max, scratch);
+    mass = DrawFromAll(task, logits, max, scratch);
   }
-  for (TokenDraw& draw : task.draws) draw.logprob = static_cast<float>(task.logits[draw.token] - model_max - log_sum);
+  if (processed) return SetProcessed(task, logits, max, mass, scratch);
+  for (TokenDraw& draw : task.draws) {
+    draw.logprob = of_model.LogprobOf(task.logits[draw.token]);
+    if (task.wants_rank) draw.rank = RankOf(task.logits, draw.token);
+  }
+}
+
+void Sampler::SetProcessed(const SampleTask& task, std::span<const float> logits, float max, std::optional<double> mass,
+                           Scratch& scratch) {
+  const SamplingParams& params = *task.params;
+  const bool filtered = params.temperature > 0 && HasFilter(params);
+  Normaliser normaliser = {.max = max, .temperature = params.temperature > 0 ? params.temperature : 1.0f};
+  if (!mass) {
+    mass = filtered ? FilterCandidates(params, logits, max, scratch)
+                    : ScanExpSums(logits, max, 1.0f / normaliser.temperature, scratch.sums);
+  }
+  normaliser.log_sum = std::log(*mass);
+  for (TokenDraw& draw : task.draws) {
+    draw.logprob = normaliser.LogprobOf(logits[draw.token]);
+    if (task.wants_rank) draw.rank = RankOf(logits, draw.token);
+  }
+  if (task.top_logprobs.empty()) return;
+  if (filtered) {
+    TellCandidates(normaliser, scratch, task.top_logprobs);
+  } else {
+    FillTopLogprobs(logits, normaliser, scratch, task.top_logprobs);
+  }
 }
 
 std::span<const float> Sampler::Adjust(const SampleTask& task, Scratch& scratch) {
@@ -161,7 +200,7 @@ std::span<const float> Sampler::Adjust(const SampleTask& task, Scratch& scratch)
 }
 
 // Inverse transform sampling: a prefix walk over block sums finds the block, a walk inside finds the token.
-void Sampler::DrawFromAll(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch) {
+double Sampler::DrawFromAll(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch) {
   const float scale = 1.0f / task.params->temperature;
   double total = 0;
   for (const float sum : scratch.sums) total += sum;
@@ -181,6 +220,7 @@ void Sampler::DrawFromAll(const SampleTask& task, std::span<const float> logits,
       if (left < 0) break;
     }
   }
+  return total;
 }
 
 void Sampler::CollectAtLeast(std::span<const float> logits, float threshold, Scratch& scratch) {
@@ -211,14 +251,21 @@ void Sampler::CollectTop(std::span<const float> logits, size_t k, Scratch& scrat
   }
 }
 
-void Sampler::FillTopLogprobs(std::span<const float> logits, double log_sum, float max, Scratch& scratch,
+void Sampler::FillTopLogprobs(std::span<const float> logits, const Normaliser& normaliser, Scratch& scratch,
                               std::span<TokenLogprob> top) {
   std::vector<Candidate>& candidates = scratch.candidates;
   CollectTop(logits, top.size(), scratch);
   std::sort(candidates.begin(), candidates.end(), Before);
-  std::ranges::fill(top, TokenLogprob{});  // where logits are -infinity there may be fewer
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    top[i] = {.token = candidates[i].token, .logprob = static_cast<float>(candidates[i].logit - max - log_sum)};
+  TellCandidates(normaliser, scratch, top);
+}
+
+void Sampler::TellCandidates(const Normaliser& normaliser, const Scratch& scratch, std::span<TokenLogprob> top) {
+  std::ranges::fill(top, TokenLogprob{});  // where logits are -infinity, banned or filtered out there may be fewer
+  const size_t count = std::min(top.size(), scratch.candidates.size());
+  for (size_t i = 0; i < count; ++i) {
+    const Candidate& candidate = scratch.candidates[i];
+    if (candidate.logit <= kBannedLogit) break;
+    top[i] = {.token = candidate.token, .logprob = normaliser.LogprobOf(candidate.logit)};
   }
 }
 
@@ -267,7 +314,7 @@ double Sampler::FilterCandidates(const SamplingParams& params, std::span<const f
   return mass;
 }
 
-void Sampler::DrawFromCandidates(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch) {
+double Sampler::DrawFromCandidates(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch) {
   const double mass = FilterCandidates(*task.params, logits, max, scratch);
   for (TokenDraw& draw : task.draws) {
     double left = UniformAt(task.params->seed, draw.sample, task.position) * mass;
@@ -280,6 +327,7 @@ void Sampler::DrawFromCandidates(const SampleTask& task, std::span<const float> 
       }
     }
   }
+  return mass;
 }
 
 void Sampler::FillDistribution(const SamplingParams& params, std::span<const float> logits, float max, Scratch& scratch,

@@ -1,9 +1,11 @@
-// Chooses the next token of each row of logits and says how probable the model found it. Stateless: random numbers come from a
-// counter (philox.h), so a sample's tokens depend on its own logits and parameters alone. Layer: runner. Order of the filters:
-// penalties and bias, temperature, top_k, top_p, min_p. Drafted tokens: speculative sampling (Leviathan et al. 2023, algorithm 1).
+// Chooses the next token of each row of logits and says how probable it is (SamplingParams::logprobs_mode). Stateless: random
+// numbers come from a counter (philox.h), so a sample's tokens depend on its own logits and parameters alone. Layer: runner. Order
+// of the filters: penalties and bias, temperature, top_k, top_p, min_p. Drafted tokens: speculative sampling (Leviathan et al.
+// 2023, algorithm 1).
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,7 +27,8 @@ struct SampleTask {
   std::span<const int32_t> drafted;        // tokens between `generated` and this row, for all penalties
   std::span<const int32_t> banned;         // ids that must not come now (min_tokens)
   std::span<const uint32_t> mask;          // StepBatch::masks: what may come; empty: everything
-  std::span<TokenDraw> draws;              // one, where any of the following is set
+  std::span<TokenDraw> draws;              // one, where `distribution`, `proposal` or `draft` is set
+  bool wants_rank = false;                 // of the draws
   // [vocab] or empty: receives the probabilities that the parameters leave, and the draw is a draft's: from a random stream apart.
   std::span<float> distribution;
   // [vocab] or empty: the probabilities that `draft` was drawn from. The draw is `draft` with probability min(1, p / q), else a
@@ -40,6 +43,7 @@ struct ScoreTask {
   std::span<const float> logits;  // [vocab]
   std::span<const Score> scores;
   std::span<float> logprobs;             // receives one for each; NaN where the row holds no distribution
+  std::span<int32_t> ranks;              // likewise, where Score::wants_rank; 0 where the row holds none
   std::span<TokenLogprob> top_logprobs;  // as SampleTask's
 };
 
@@ -67,20 +71,33 @@ class Sampler {
   static void Sample(const SampleTask& task, Scratch& scratch);
   static void Score(const ScoreTask& task, Scratch& scratch);
   static std::span<const float> Adjust(const SampleTask& task, Scratch& scratch);
-  static void DrawFromAll(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch);
-  static void DrawFromCandidates(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch);
+  // Both return the sum of the weights exp((logit - max) / temperature) of what is drawn from.
+  static double DrawFromAll(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch);
+  static double DrawFromCandidates(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch);
   static void DrawSpeculatively(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch);
   // The candidates that the filters leave, most probable first, and the sum of their weights exp((logit - max) / temperature).
   static double FilterCandidates(const SamplingParams& params, std::span<const float> logits, float max, Scratch& scratch);
+  // What LogprobsMode::kProcessed says of the draws, which are there. `mass`: what the draw returned; none: it is not known.
+  static void SetProcessed(const SampleTask& task, std::span<const float> logits, float max, std::optional<double> mass,
+                           Scratch& scratch);
   // The probability of every token.
   static void FillDistribution(const SamplingParams& params, std::span<const float> logits, float max, Scratch& scratch,
                                std::span<float> distribution);
   static void CollectAtLeast(std::span<const float> logits, float threshold, Scratch& scratch);
   // The k largest logits, of equals those of lower ids, in any order. REQUIRES: scratch.maxima are of `logits`.
   static void CollectTop(std::span<const float> logits, size_t k, Scratch& scratch);
+  // log(exp((logit - max) / temperature) / sum of weights).
+  struct Normaliser {
+    float max = 0, temperature = 1;
+    double log_sum = 0;
+
+    float LogprobOf(float logit) const { return static_cast<float>((logit - max) / temperature - log_sum); }
+  };
   // The most probable tokens of a row. REQUIRES: scratch.maxima are of `logits`; `top` is not longer.
-  static void FillTopLogprobs(std::span<const float> logits, double log_sum, float max, Scratch& scratch,
+  static void FillTopLogprobs(std::span<const float> logits, const Normaliser& normaliser, Scratch& scratch,
                               std::span<TokenLogprob> top);
+  // The first of scratch.candidates, which are sorted.
+  static void TellCandidates(const Normaliser& normaliser, const Scratch& scratch, std::span<TokenLogprob> top);
   static bool Before(const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
   }

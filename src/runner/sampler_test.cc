@@ -101,6 +101,73 @@ TEST(Sampler, LogprobIsTheModelsWhateverTheParameters) {
   }
 }
 
+// Processed log-probabilities and ranks are those of the naive distribution, for every way to draw.
+TEST(Sampler, ProcessedLogprobsAreOfTheDistributionThatIsDrawnFrom) {
+  constexpr int32_t kVocab = 700;
+  const std::vector<float> logits = RandomLogits(kVocab, 11, 2.0f);
+  const std::vector<float> noise = RandomLogits(kVocab, 12, 1.0f);
+  for (SamplingParams params :
+       {SamplingParams{}, SamplingParams{.temperature = 0.6f}, SamplingParams{.temperature = 1.4f, .top_k = 9},
+        SamplingParams{.top_p = 0.7f}, SamplingParams{.min_p = 0.05f},
+        SamplingParams{.temperature = 0.8f, .top_p = 0.9f, .top_k = 40}, SamplingParams{.temperature = 0, .top_k = 3},
+        SamplingParams{.temperature = 0.9f, .logit_bias = {{5, 9.0f}, {6, -INFINITY}}},
+        SamplingParams{.temperature = 0, .logit_bias = {{5, 9.0f}}}}) {
+    SCOPED_TRACE(testing::Message() << params.temperature << " " << params.top_k << " " << params.top_p << " " << params.min_p);
+    params.logprobs_mode = LogprobsMode::kProcessed;
+    std::vector<float> biased = logits;
+    for (const auto& [token, bias] : params.logit_bias) biased[token] = std::max(biased[token] + bias, -1e30f);
+    SamplingParams plain = params;
+    if (params.temperature == 0) plain = {};
+    const std::vector<double> expected = NaiveDistribution(biased, plain);
+    std::vector<float> other_logits(logits);  // of a draft: the draw is of `params` all the same
+    for (int32_t i = 0; i < kVocab; ++i) other_logits[i] += noise[i];
+    const std::vector<double> draft = NaiveDistribution(other_logits, {});
+    const std::vector<float> proposal(draft.begin(), draft.end());
+    for (const bool drafted : {false, true}) {
+      std::vector<TokenLogprob> top(128);
+      SampleTask context{.wants_rank = true, .top_logprobs = top};
+      if (drafted && params.temperature > 0) {
+        context.proposal = proposal;
+        context.draft = 17;
+      }
+      for (const TokenDraw& draw : DrawMany(logits, params, 20, context)) {
+        ASSERT_GT(expected[draw.token], 0);
+        EXPECT_NEAR(draw.logprob, std::log(expected[draw.token]), 2e-5);
+        int32_t rank = 1;
+        for (int32_t i = 0; i < kVocab; ++i) rank += biased[i] > biased[draw.token];
+        EXPECT_EQ(draw.rank, rank);
+      }
+      std::vector<int32_t> order(kVocab);
+      std::iota(order.begin(), order.end(), 0);
+      std::ranges::stable_sort(order, std::greater<>(), [&](int32_t token) { return expected[token]; });
+      for (size_t i = 0; i < top.size(); ++i) {
+        if (expected[order[i]] == 0) {
+          EXPECT_EQ(top[i].token, -1);
+        } else {
+          EXPECT_EQ(top[i].token, order[i]);
+          EXPECT_NEAR(top[i].logprob, std::log(expected[order[i]]), 2e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST(Sampler, RanksCountWhatIsMoreProbable) {
+  const std::vector<float> logits = {1, 3, 2, 3, -INFINITY, 2};
+  ThreadPool pool(1);
+  Sampler sampler(&pool, 6);
+  std::vector<Score> scores;
+  for (int32_t token = 0; token < 6; ++token) scores.push_back({.token = token, .wants_rank = token != 2});
+  std::vector<float> logprobs(6);
+  std::vector<int32_t> ranks(6);
+  sampler.Run({}, std::vector<ScoreTask>{{.logits = logits, .scores = scores, .logprobs = logprobs, .ranks = ranks}});
+  EXPECT_EQ(ranks, (std::vector<int32_t>{5, 1, 0, 2, 6, 4}));
+  // Raw: of the model, whatever bias chose the token.
+  const SamplingParams params{.temperature = 0, .logit_bias = {{0, 9.0f}}};
+  EXPECT_EQ(DrawMany(logits, params, 1, {.wants_rank = true})[0].rank, 5);
+  EXPECT_EQ(DrawMany(logits, params, 1)[0].rank, 0);
+}
+
 TEST(Sampler, PlainTemperatureFollowsTheSoftmax) {
   ExpectDistribution(RandomLogits(600, 2, 1.0f), {}, 30000);
   ExpectDistribution(RandomLogits(600, 3), {.temperature = 0.7f}, 30000);

@@ -57,6 +57,7 @@ struct Draw {
   int32_t drafting = -1;      // in StepBatch::drafting
   int32_t mask = -1;          // of StepBatch::masks: the tokens it may give; -1: all
   bool bans_end_ids = false;  // min_tokens
+  bool wants_rank = false;    // TokenDraw::rank
   uint8_t top_logprobs = 0;   // how many of the most probable tokens are wanted too; fewer if the vocabulary is smaller
   int32_t top_begin = 0;      // where they go in StepResult::top_logprobs; the same place for draws of one row and slot
 };
@@ -74,6 +75,7 @@ struct Drafting {
 // A token whose log-probability after a row is wanted.
 struct Score {
   int32_t row = 0, token = 0;
+  bool wants_rank = false;   // StepResult::score_ranks
   uint8_t top_logprobs = 0;  // as Draw's; of one row the same number
   int32_t top_begin = 0;     // where they go in StepResult::top_logprobs; the same place for all scores of a row
 };

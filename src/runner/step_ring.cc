@@ -9,6 +9,7 @@ Result<StepResult> ResultOf(RingStep* step) {
   if (!step->status.ok()) return std::exchange(step->status, OkStatus());
   return StepResult{.draws = step->sampled.draws,
                     .scores = step->sampled.scores,
+                    .score_ranks = step->sampled.score_ranks,
                     .top_logprobs = step->sampled.top_logprobs,
                     .stats = step->stats};
 }

@@ -64,12 +64,15 @@ struct Request {
   // come, the sample ends, even before min_tokens. Such samples are not drafted, and with steps_ahead decode in every second step.
   std::shared_ptr<const TokenConstraint> constraint;
   bool prompt_logprobs = false;
+  int32_t prompt_logprobs_begin = 0;  // of prompt tokens from this index on; what lies before may come from the cache
   // Tokens to score after the prompt's tokens, in the order of their positions; not with prompt_logprobs. What is before the first
   // position may come from the cache; from there on the prompt is computed, cached or not.
   std::vector<PromptScore> prompt_scores;
   // 0..kMaxTopLogprobs: the most probable tokens at each place of the output, for StreamEvent::top_logprobs, and with
   // prompt_logprobs at each place of the prompt.
   int32_t top_logprobs = 0;
+  std::optional<int32_t> prompt_top_logprobs;  // the same of the prompt, where another number is wanted than top_logprobs
+  bool ranks = false;                          // StreamEvent::ranks, and with prompt_logprobs prompt_ranks
   bool echo = false;  // the event of the prompt (index -1) carries its token ids and text: what comes before each sample's output
   std::string cache_salt;           // requests with different salts never share KV; a tenant's salt is that tenant's alone
   int32_t cache_private_begin = 0;  // with a salt: prompt tokens before this index stay shared with everybody, or all of the tenant
@@ -150,22 +153,28 @@ struct StreamEvent {
   RequestId request{};
   int32_t index = -1;              // sample
   std::vector<int32_t> token_ids;  // new tokens; with echo, index -1: the prompt
-  std::vector<float> logprobs;     // of each new token, natural logarithm, of the model's distribution before sampling parameters
+  std::vector<float> logprobs;  // of each new token, natural logarithm, of the distribution that SamplingParams::logprobs_mode says
   // With Request::top_logprobs: for each new token those that were most probable in its place, most probable first, of equals the
   // lower id; fewer where the vocabulary is smaller. Else empty.
   std::vector<std::vector<TokenLogprob>> top_logprobs;
+  // With Request::ranks, of each new token: 1 is the most probable one, of equals the lower id. Of the distribution of `logprobs`.
+  std::vector<int32_t> ranks;
   std::string text;  // new complete characters; empty without a tokenizer. Of the prompt: special tokens included
-  // Index -1 only: by token of the prompt, the first entry null or empty, and by Request::prompt_scores.
+  // Index -1 only: by token of the prompt, null or empty for the first one and those before Request::prompt_logprobs_begin, and by
+  // Request::prompt_scores.
   std::vector<std::optional<float>> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  // with prompt_logprobs and top_logprobs
+  std::vector<int32_t> prompt_ranks;                           // with prompt_logprobs and ranks; 0 where there is no logprob
   std::vector<ScoredToken> prompt_scores;
   bool begun = false;                         // a step took the request in: it is no longer one that only waited
   int32_t cached_tokens = 0;                  // of the prompt, found in the cache when the request was admitted
   std::optional<FinishReason> finish_reason;  // set with the sample's last event
-  bool request_done = false;                  // last event of the request; of a kept one, until a sample is forked or extended
-  SharedReads shared_reads;                   // of the whole request, with its last event
-  int64_t weight_version = 0;                 // WeightVersion::number of the weights that chose the tokens
-  Status status;                              // why, for kError
+  // With kStop by a stop string: its place in Request::stop. Where a token ended the sample, it is the last one.
+  std::optional<int32_t> stop;
+  bool request_done = false;   // last event of the request; of a kept one, until a sample is forked or extended
+  SharedReads shared_reads;    // of the whole request, with its last event
+  int64_t weight_version = 0;  // WeightVersion::number of the weights that chose the tokens
+  Status status;               // why, for kError
 };
 
 // What a step does when samples decode and prompts wait to be computed.
@@ -438,6 +447,8 @@ class Engine {
   // of all weights has come.
   virtual Result<WeightVersion> UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) = 0;
   virtual WeightVersion weight_version() const = 0;
+  // The label of a version that events name; empty where it had none, or is none of the last 64.
+  virtual std::string WeightLabel(int64_t /*number*/) const { return {}; }
 
   // Pause, Resume, Sleep and Wake are called as SavePrefix; with PauseMode::kWait the engine must be stepped meanwhile.
   // No step computes anything until Resume. Deadlines and cancellations go on. A paused engine may be paused again, otherwise:

@@ -25,8 +25,10 @@ namespace coppice {
 struct Output {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
+  std::vector<int32_t> ranks;
   std::string text;
   std::optional<FinishReason> reason;
+  std::optional<int32_t> stop;
   Status status;
 };
 
@@ -138,7 +140,9 @@ class EngineHarness {
       output.tokens.insert(output.tokens.end(), event.token_ids.begin(), event.token_ids.end());
       output.logprobs.insert(output.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
       output.text += event.text;
+      output.ranks.insert(output.ranks.end(), event.ranks.begin(), event.ranks.end());
       output.reason = event.finish_reason;
+      output.stop = event.stop;
       output.status = event.status;
     };
     return engine_->Submit(std::move(request)).value();

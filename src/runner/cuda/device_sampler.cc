@@ -22,6 +22,7 @@ using cuda::DrawnToken;
 using cuda::DrawSpec;
 using cuda::ScoreSpec;
 using cuda::SlotMemory;
+using cuda::TokenScore;
 
 constexpr int32_t kMaxPath = 64;  // tokens of a draft's path, 63 at most
 
@@ -172,9 +173,14 @@ class CudaSampler final : public DeviceSampler {
     for (size_t i = 0; i < sampled->draws.size(); ++i) {
       sampled->draws[i].token = drawn[i].token;
       sampled->draws[i].logprob = drawn[i].logprob;
+      sampled->draws[i].rank = drawn[i].rank;
     }
     std::ranges::copy(tops_.on_host(step).first(sampled->top_logprobs.size()), sampled->top_logprobs.begin());
-    std::ranges::copy(scores_.on_host(step).first(sampled->scores.size()), sampled->scores.begin());
+    const std::span<const TokenScore> scores = scores_.on_host(step);
+    for (size_t i = 0; i < sampled->scores.size(); ++i) {
+      sampled->scores[i] = scores[i].logprob;
+      sampled->score_ranks[i] = scores[i].rank;
+    }
     return OkStatus();
   }
 
@@ -190,7 +196,7 @@ class CudaSampler final : public DeviceSampler {
     num_scores_ = static_cast<int32_t>(count);
     for (size_t i = 0; i < count; ++i) {
       const coppice::Score& score = batch.scores[i];
-      specs[i] = {.row = rows.of_scores()[i], .token = score.token};
+      specs[i] = {.row = rows.of_scores()[i], .token = score.token, .wants_rank = score.wants_rank};
       if (score.top_logprobs == 0 || (i > 0 && batch.scores[i - 1].row == score.row)) continue;
       COPPICE_CHECK(std::cmp_less(num_score_tops_, tops.size()));
       tops[num_score_tops_++] = {
@@ -220,7 +226,9 @@ class CudaSampler final : public DeviceSampler {
                      .bans_ends = draw.bans_end_ids,
                      .mask = draw.mask,
                      .top_begin = draw.top_begin,
-                     .top_count = draw.top_logprobs};
+                     .top_count = draw.top_logprobs,
+                     .processed = params.logprobs_mode == LogprobsMode::kProcessed,
+                     .wants_rank = draw.wants_rank};
     if (draw.drafting < 0) return spec;
     const Drafting& drafting = batch.drafting[draw.drafting];
     COPPICE_CHECK(drafting.path_count < kMaxPath);
@@ -251,7 +259,7 @@ class CudaSampler final : public DeviceSampler {
   Staged<DrawnToken> drawn_;
   Staged<TokenLogprob> tops_;
   Staged<ScoreSpec> score_specs_;
-  Staged<float> scores_;
+  Staged<TokenScore> scores_;
   Staged<DrawSpec> score_tops_;
   int32_t num_score_tops_ = 0, num_scores_ = 0;  // of the last SetWanted
   DeviceMemory unused_draws_;

@@ -415,14 +415,18 @@ TEST_F(DeviceSamplerTest, MostProbableTokensAndScoresAreTheHosts) {
     }
     for (int32_t row = 0; row < kRows; ++row) {
       const auto top = static_cast<uint8_t>(std::min(vocab, row == 5 ? 1 : kMaxTopLogprobs));
-      batch.draws.push_back({.row = row, .slot = 0, .top_logprobs = top, .top_begin = batch.num_top_logprobs});
+      batch.draws.push_back(
+          {.row = row, .slot = 0, .wants_rank = row != 1, .top_logprobs = top, .top_begin = batch.num_top_logprobs});
       batch.num_top_logprobs += top;
       if (row == 4) continue;
       // More scores than rows, and the most probable tokens beside those of every second row.
       const auto beside = static_cast<uint8_t>(row % 2 == 0 ? std::min(vocab, 5) : 0);
       for (int32_t token = 0; token < 3 * kRows; ++token) {
-        batch.scores.push_back(
-            {.row = row, .token = (row + token) % vocab, .top_logprobs = beside, .top_begin = batch.num_top_logprobs});
+        batch.scores.push_back({.row = row,
+                                .token = (row + token) % vocab,
+                                .wants_rank = true,
+                                .top_logprobs = beside,
+                                .top_begin = batch.num_top_logprobs});
       }
       batch.num_top_logprobs += beside;
     }
@@ -431,12 +435,69 @@ TEST_F(DeviceSamplerTest, MostProbableTokensAndScoresAreTheHosts) {
       ASSERT_EQ(pair.device.top_logprobs[i].token, pair.host.top_logprobs[i].token) << "vocab " << vocab << " entry " << i;
       ASSERT_NEAR(pair.device.top_logprobs[i].logprob, pair.host.top_logprobs[i].logprob, 1e-4);
     }
+    for (size_t i = 0; i < pair.host.draws.size(); ++i) EXPECT_EQ(pair.device.draws[i].rank, pair.host.draws[i].rank) << i;
+    EXPECT_EQ(pair.device.score_ranks, pair.host.score_ranks);
     for (size_t i = 0; i < pair.host.scores.size(); ++i) {
       if (std::isinf(pair.host.scores[i])) {
         EXPECT_EQ(pair.device.scores[i], pair.host.scores[i]);
       } else {
         EXPECT_NEAR(pair.device.scores[i], pair.host.scores[i], 1e-4) << "vocab " << vocab << " score " << i;
       }
+    }
+  }
+}
+
+TEST_F(DeviceSamplerTest, ProcessedLogprobsAreTheHosts) {
+  for (const int32_t vocab : {7, 3000, 49152}) {
+    SamplingParams params[] = {{.seed = 1},
+                               {.temperature = 0},
+                               {.temperature = 0.7f, .seed = 2},
+                               {.temperature = 1.3f, .top_k = 5, .seed = 3},
+                               {.top_p = 0.8f, .seed = 4},
+                               {.min_p = 0.1f, .seed = 5},
+                               {.temperature = 0.9f, .top_p = 0.95f, .top_k = 200, .seed = 6},
+                               {.temperature = 0.8f, .logit_bias = {{1, 4.0f}, {2, -INFINITY}}, .seed = 7},
+                               {.presence_penalty = 1.5f, .repetition_penalty = 1.2f, .seed = 8},
+                               {.temperature = 0, .logit_bias = {{3, 20.0f}}}};
+    constexpr int32_t kSlots = 10;
+    SamplerPair pair(device_.get(), &threads_, {.max_draws = 100, .max_rows = kSlots, .max_slots = kSlots, .vocab_size = vocab});
+    StepBatch batch;
+    batch.history = {4, 5, 5};
+    for (int32_t slot = 0; slot < kSlots; ++slot) {
+      params[slot].logprobs_mode = LogprobsMode::kProcessed;
+      Set(slot, {.params = params[slot]}, &batch);
+      if (slot == 8) {
+        batch.slot_edits.back().token_count = 3;
+        batch.slot_edits.back().num_prompt = 1;
+      }
+    }
+    for (int32_t row = 0; row < kSlots; ++row) {
+      const auto top = static_cast<uint8_t>(std::min(vocab, row % 2 == 0 ? kMaxTopLogprobs : 3));
+      for (int32_t i = 0; i < 10; ++i) {
+        batch.draws.push_back({.row = row,
+                               .slot = row,
+                               .sample = i,
+                               .position = 3,
+                               .wants_rank = true,
+                               .top_logprobs = top,
+                               .top_begin = batch.num_top_logprobs});
+      }
+      batch.num_top_logprobs += top;
+    }
+    pair.Step(batch, RandomLogits(kSlots, vocab, 3, static_cast<uint32_t>(vocab) + 1));
+    int32_t different = 0;
+    for (size_t i = 0; i < batch.draws.size(); ++i) {
+      if (pair.device.draws[i].token != pair.host.draws[i].token) {
+        ++different;
+        continue;
+      }
+      EXPECT_NEAR(pair.device.draws[i].logprob, pair.host.draws[i].logprob, 1e-4) << "vocab " << vocab << " draw " << i;
+      EXPECT_EQ(pair.device.draws[i].rank, pair.host.draws[i].rank) << "vocab " << vocab << " draw " << i;
+    }
+    EXPECT_LE(different, 2);
+    for (size_t i = 0; i < pair.host.top_logprobs.size(); ++i) {
+      ASSERT_EQ(pair.device.top_logprobs[i].token, pair.host.top_logprobs[i].token) << "vocab " << vocab << " entry " << i;
+      ASSERT_NEAR(pair.device.top_logprobs[i].logprob, pair.host.top_logprobs[i].logprob, 1e-4);
     }
   }
 }

@@ -55,6 +55,29 @@ class Drawer {
     return row_.Walk(weight, Uniform(RandomStream::kToken));
   }
 
+  // Of what is drawn from: which tokens they are, and Sampler::Normaliser. Temperature 0 counts as 1.
+  struct Processed {
+    Kept kept;
+    float temperature = 1;
+    double log_sum = 0;
+  };
+  __device__ Processed Process() {
+    Processed processed;
+    if (spec_.temperature == 0) {
+      processed.log_sum = log(row_.Sum([&](int i) { return expf(row_[i] - max_); }));
+      return processed;
+    }
+    processed.temperature = spec_.temperature;
+    if (HasFilter()) {
+      processed.kept = Filter();
+      const auto mass_of = [&](float logit) { return MassOf(logit); };
+      processed.log_sum = log(static_cast<double>(row_.MeasureOf(processed.kept, mass_of)) / kMassOne);
+    } else {
+      processed.log_sum = log(row_.Sum([&](int i) { return WeightOf(row_[i]); }));
+    }
+    return processed;
+  }
+
  private:
   __device__ bool HasFilter() const { return spec_.top_k > 0 || spec_.top_p < 1 || spec_.min_p > 0; }
   __device__ double Uniform(RandomStream stream) const { return UniformAt(spec_.seed, spec_.sample, spec_.position, stream); }
@@ -129,13 +152,20 @@ class Drawer {
   const DrawMemory& memory_;
 };
 
-// The most probable tokens of the row as the model gave it, most probable first, of equals the lower id.
-template <int kThreads>
-__device__ void WriteTops(LogitRow<PlainLogits, kThreads>& row, float max, double log_sum, int wanted, DrawShared& shared,
-                          TokenLogprob* tops) {
-  const auto is_there = [](float logit) { return logit > -INFINITY ? 1ull : 0ull; };
-  const int count = static_cast<int>(min(row.MeasureOf({}, is_there), static_cast<unsigned long long>(wanted)));
-  const auto last = row.Select({}, is_there, static_cast<unsigned long long>(count));
+// What tops are told of: those kept whose logit is above `least`, with exp((logit - max) / temperature) / exp(log_sum).
+struct TopsOf {
+  Kept kept;
+  float least = -INFINITY, max = 0, temperature = 1;
+  double log_sum = 0;
+};
+
+// The most probable tokens of the row, most probable first, of equals the lower id.
+template <class Row>
+__device__ void WriteTops(Row& row, const TopsOf& of, int wanted, DrawShared& shared, TokenLogprob* tops) {
+  constexpr int kThreads = kOtherThreads;
+  const auto is_there = [&](float logit) { return logit > of.least ? 1ull : 0ull; };
+  const int count = static_cast<int>(min(row.MeasureOf(of.kept, is_there), static_cast<unsigned long long>(wanted)));
+  const auto last = row.Select(of.kept, is_there, static_cast<unsigned long long>(count));
   const int last_tie = row.NthOf(last.key, count - static_cast<int>(last.above) - 1);
   if (threadIdx.x == 0) shared.num_tops = 0;
   __syncthreads();
@@ -153,10 +183,22 @@ __device__ void WriteTops(LogitRow<PlainLogits, kThreads>& row, float max, doubl
       const TopToken theirs = shared.tops[other];
       before += theirs.logit > mine.logit || (theirs.logit == mine.logit && theirs.token < mine.token);
     }
-    tops[before] = {mine.token, static_cast<float>(mine.logit - max - log_sum)};
+    tops[before] = {mine.token, static_cast<float>((mine.logit - of.max) / of.temperature - of.log_sum)};
   } else if (t < wanted) {
     tops[t] = {-1, 0.0f};
   }
+}
+
+// Sampler::SetProcessed.
+template <class Logits, int kThreads>
+__device__ void TellProcessed(LogitRow<Logits, kThreads>& row, float max, const DrawSpec& spec, const DrawMemory& memory,
+                              DrawShared& shared, DrawnToken* drawn) {
+  const auto processed = Drawer<Logits, kThreads>(row, max, spec, memory).Process();
+  drawn->logprob = static_cast<float>((row[drawn->token] - max) / processed.temperature - processed.log_sum);
+  if (spec.wants_rank) drawn->rank = row.RankOf(drawn->token);
+  if (spec.top_count == 0) return;
+  WriteTops(row, {processed.kept, kBannedLogit, max, processed.temperature, processed.log_sum}, spec.top_count, shared,
+            memory.tops + spec.top_begin);
 }
 
 // Sampler::Sample.
@@ -179,6 +221,12 @@ __device__ DrawnToken DrawRow(const float* logits, int vocab, const DrawSpec& sp
   DrawnToken drawn{kNothingAllowed, 0};
   if (kIsPlain || !Adjustment::IsNeeded(spec)) {
     drawn.token = Drawer<PlainLogits, kThreads>(model, max, spec, memory).Draw(/*summed=*/true);
+    if constexpr (!kIsPlain) {
+      if (spec.processed) {
+        TellProcessed(model, max, spec, memory, shared, &drawn);
+        return drawn;
+      }
+    }
   } else if constexpr (!kIsPlain) {
     if (threadIdx.x == 0) shared.adjustment = Adjustment::Of(spec, logits, memory);
     __syncthreads();
@@ -186,10 +234,20 @@ __device__ DrawnToken DrawRow(const float* logits, int vocab, const DrawSpec& sp
     const float adjusted_max = adjusted.Max();
     if (adjusted_max > kBannedLogit)
       drawn.token = Drawer<AdjustedLogits, kThreads>(adjusted, adjusted_max, spec, memory).Draw(/*summed=*/false);
+    if (spec.processed) {
+      if (drawn.token >= 0) {
+        TellProcessed(adjusted, adjusted_max, spec, memory, shared, &drawn);
+      } else {
+        for (int i = threadIdx.x; i < spec.top_count; i += kThreads) memory.tops[spec.top_begin + i] = {-1, 0.0f};
+      }
+      return drawn;
+    }
   }
   if (drawn.token >= 0) drawn.logprob = static_cast<float>(logits[drawn.token] - max - log(sum));
   if constexpr (!kIsPlain) {
-    if (spec.top_count > 0) WriteTops(model, max, log(sum), spec.top_count, shared, memory.tops + spec.top_begin);
+    if (spec.wants_rank && drawn.token >= 0) drawn.rank = model.RankOf(drawn.token);
+    if (spec.top_count > 0)
+      WriteTops(model, {Kept{}, -INFINITY, max, 1.0f, log(sum)}, spec.top_count, shared, memory.tops + spec.top_begin);
   }
   return drawn;
 }
@@ -212,7 +270,7 @@ __global__ void __launch_bounds__(kThreads, /*min CTAs an SM=*/1)
 }
 
 // Sampler::Score.
-__global__ void __launch_bounds__(kPlainThreads) ScoreKernel(const LogitMatrix logits, const ScoreSpec* specs, float* scores) {
+__global__ void __launch_bounds__(kPlainThreads) ScoreKernel(const LogitMatrix logits, const ScoreSpec* specs, TokenScore* scores) {
   __shared__ RowShared shared;
   const ScoreSpec spec = specs[blockIdx.x];
   const float* const values = RowOf(spec.row, logits);
@@ -220,7 +278,8 @@ __global__ void __launch_bounds__(kPlainThreads) ScoreKernel(const LogitMatrix l
   LogitRow<PlainLogits, kPlainThreads> row({values}, logits.vocab, shared);
   const float max = row.Max();
   const double sum = row.Sum([&](int i) { return expf(values[i] - max); });
-  if (threadIdx.x == 0) scores[blockIdx.x] = static_cast<float>(values[spec.token] - max - log(sum));
+  const int rank = spec.wants_rank && isfinite(max) && isfinite(sum) ? row.RankOf(spec.token) : 0;
+  if (threadIdx.x == 0) scores[blockIdx.x] = {static_cast<float>(values[spec.token] - max - log(sum)), rank};
 }
 
 __global__ void TakeDrawnKernel(const DrawnRow* rows, int count, const DrawnToken* drawn, int32_t* token_ids) {
@@ -241,7 +300,7 @@ Status LaunchDraw(const LogitMatrix& logits, const DrawMemory& memory, const Dra
   return CudaStatus(cudaGetLastError(), "launching draws");
 }
 
-Status LaunchScore(const LogitMatrix& logits, const ScoreSpec* specs, int32_t count, float* scores, cudaStream_t stream) {
+Status LaunchScore(const LogitMatrix& logits, const ScoreSpec* specs, int32_t count, TokenScore* scores, cudaStream_t stream) {
   if (count == 0) return OkStatus();
   ScoreKernel<<<static_cast<unsigned>(count), kPlainThreads, 0, stream>>>(logits, specs, scores);
   return CudaStatus(cudaGetLastError(), "launching scores");

@@ -27,14 +27,19 @@ struct DrawSpec {
   int32_t path_begin = 0, path_count = 0;                          // of DrawMemory::draft_tokens
   int32_t distribution = -1, proposal = -1, draft = -1;            // Drafting::distribution, proposal, token
   int32_t top_begin = 0, top_count = 0;                            // of DrawMemory::tops
+  bool processed = false, wants_rank = false;                      // LogprobsMode::kProcessed; DrawnToken::rank
 
   // Whether temperature and filters are all that is wanted.
-  bool is_plain() const { return !has_counts && !has_biases && mask < 0 && distribution < 0 && proposal < 0 && top_count == 0; }
+  bool is_plain() const {
+    return !has_counts && !has_biases && mask < 0 && distribution < 0 && proposal < 0 && top_count == 0 && !processed &&
+           !wants_rank;
+  }
 };
 
 struct DrawnToken {
   int32_t token = kNoDistribution;  // or kNothingAllowed
   float logprob = 0;
+  int32_t rank = 0;  // 0: not wanted
 };
 
 // A row of a step whose token is a draw of the step before.
@@ -44,6 +49,12 @@ struct DrawnRow {
 
 struct ScoreSpec {
   int32_t row = 0, token = 0;
+  bool wants_rank = false;
+};
+
+struct TokenScore {
+  float logprob = 0;
+  int32_t rank = 0;  // 0: not wanted, or the row holds no distribution
 };
 
 // Rows [first, first + rows) of those that draws and scores count.
@@ -70,8 +81,8 @@ struct DrawMemory {
 Status LaunchDraw(const LogitMatrix& logits, const DrawMemory& memory, const DrawSpec* specs, int32_t count, bool plain,
                   DrawnToken* drawn, cudaStream_t stream);
 
-// scores[i] = log-probability of specs[i].token in its row, for those i in [0, count) whose row is of `logits`.
-Status LaunchScore(const LogitMatrix& logits, const ScoreSpec* specs, int32_t count, float* scores, cudaStream_t stream);
+// scores[i] = log-probability and rank of specs[i].token in its row, for those i in [0, count) whose row is of `logits`.
+Status LaunchScore(const LogitMatrix& logits, const ScoreSpec* specs, int32_t count, TokenScore* scores, cudaStream_t stream);
 
 // token_ids[rows[i].row] = drawn[rows[i].draw].token, 0 where that is none.
 Status LaunchTakeDrawn(const DrawnRow* rows, int32_t count, const DrawnToken* drawn, int32_t* token_ids, cudaStream_t stream);

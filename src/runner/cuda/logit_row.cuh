@@ -183,6 +183,24 @@ class LogitRow {
     return kept.ties == kAllTies ? sum : sum + kept.ties * measure(LogitOf(kept.key));
   }
 
+  // How many tokens are before `token` in the order of probability, of equals those of lower ids, and itself.
+  __device__ int RankOf(int token) {
+    if (threadIdx.x == 0) shared_.above = 1;
+    __syncthreads();
+    const uint32_t its = KeyOf(logits_[token]);
+    unsigned long long before = 0;
+    for (int i = threadIdx.x; i < vocab_; i += kThreads) {
+      const uint32_t key = KeyOf(logits_[i]);
+      before += key > its || (key == its && i < token);
+    }
+    for (int other = 16; other > 0; other /= 2) before += __shfl_xor_sync(~0u, before, other);
+    if (threadIdx.x % 32 == 0) atomicAdd(&shared_.above, before);
+    __syncthreads();
+    const int rank = static_cast<int>(shared_.above);
+    __syncthreads();
+    return rank;
+  }
+
   // The id of the n-th token, from 0, whose key is `key`; the last one if there are fewer, -1 if there is none.
   __device__ int NthOf(uint32_t key, int n) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

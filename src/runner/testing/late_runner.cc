@@ -58,6 +58,7 @@ Status LateRunner::Run(Step* step) {
   }
   step->sampled.draws.assign(waited->draws.begin(), waited->draws.end());
   step->sampled.scores.assign(waited->scores.begin(), waited->scores.end());
+  step->sampled.score_ranks.assign(waited->score_ranks.begin(), waited->score_ranks.end());
   step->sampled.top_logprobs.assign(waited->top_logprobs.begin(), waited->top_logprobs.end());
   step->stats = waited->stats;
   return OkStatus();
