@@ -31,6 +31,7 @@
 #include "engine/inbox.h"
 #include "engine/metrics.h"
 #include "engine/prefixes.h"
+#include "engine/request_groups.h"
 #include "engine/request_memory.h"
 #include "engine/request_state.h"
 #include "engine/request_table.h"
@@ -162,6 +163,8 @@ class EngineImpl final : public Engine {
   Result<bool> EndLateRequests();
   // Of whom events could not be sent.
   Result<bool> EndUnheardRequests();
+  // Those of groups that are over.
+  Result<bool> EndOverGroups();
   // Launches the next step, if there is one that needs nothing of those under way.
   Result<bool> LaunchNext();
   // Waits for the oldest step under way and takes over what it gave. On an error its requests have ended, and those of steps after
@@ -197,6 +200,7 @@ class EngineImpl final : public Engine {
   Inbox inbox_;
   Inbox::Arrivals arrivals_;
   RequestTable requests_;
+  RequestGroups groups_;
   std::vector<RequestPtr> retired_;  // done, but a step under way refers to them
   struct UnderWay {
     ScheduledBatch* batch = nullptr;
@@ -620,7 +624,9 @@ Result<bool> EngineImpl::RunStep() {
   COPPICE_ASSIGN_OR_RETURN(const bool took, TakeInbox());
   COPPICE_ASSIGN_OR_RETURN(const bool late, EndLateRequests());
   COPPICE_ASSIGN_OR_RETURN(const bool unheard, EndUnheardRequests());
-  if (state_ != EngineState::kRunning) return took || late || unheard;
+  COPPICE_ASSIGN_OR_RETURN(const bool over, EndOverGroups());
+  const bool changed = took || late || unheard || over;
+  if (state_ != EngineState::kRunning) return changed;
   const int32_t samples = scheduler_.num_running();  // about as many as decode
   const size_t most_under_way = drafts_.DecideFor(samples) ? 1 : 1 + parts_.options.steps_ahead;
   while (under_way_.size() < most_under_way) {
@@ -628,7 +634,7 @@ Result<bool> EngineImpl::RunStep() {
     if (!launched) break;
   }
   if (under_way_.empty()) {
-    if (scheduler_.idle() || scheduler_.all_held()) return took || late || unheard;
+    if (scheduler_.idle() || scheduler_.all_held()) return changed;
     // Nobody runs, so nobody will ever make room for the first in line.
     committer_.EndRequest(scheduler_.waiting().front()->request, FinishReason::kError,
                           ResourceExhausted("the KV cache has no room for the prompt: raise kv_cache_bytes"));
@@ -666,6 +672,7 @@ Result<bool> EngineImpl::TakeInbox() {
   for (RequestPtr& arrived : arrivals_.requests) {
     RequestState* const request = requests_.Add(std::move(arrived));
     metrics_.totals().prompt_tokens += request->prompt_length();
+    groups_.Join(request);
     scheduler_.Add(request);
   }
   if (!weights_are_whole_ && computes) {
@@ -710,6 +717,13 @@ Result<bool> EngineImpl::EndUnheardRequests() {
     if (!request->listener->lost_event) continue;
     committer_.EndRequest(request, FinishReason::kError, ResourceExhausted("out of memory while sending an event"));
   }
+  return true;
+}
+
+Result<bool> EngineImpl::EndOverGroups() {
+  if (groups_.FindOver().empty()) return false;
+  COPPICE_RETURN_IF_ERROR(Drain());  // a step may compute what others wait for
+  for (RequestState* const request : groups_.FindOver()) committer_.EndRequest(request, FinishReason::kCancelled, OkStatus());
   return true;
 }
 
@@ -792,6 +806,7 @@ void EngineImpl::ForgetDone() {
   retired_.reserve(events_.done().size());
   for (const RequestId id : events_.done()) {
     RequestPtr request = requests_.Remove(id);
+    groups_.Leave(request.get());
     events_.emissions()->retired.push_back(std::move(request->listener));
     if (!under_way_.empty()) retired_.push_back(std::move(request));
   }

@@ -23,6 +23,7 @@
 namespace coppice {
 
 struct FairShare;
+struct GroupState;
 struct RequestState;
 
 // The state of a request's constraint for samples with the same output so far; as many refer to it as there are. Samples that end
@@ -130,6 +131,7 @@ struct alignas(kCacheLine) RequestState {
   std::optional<Clock::time_point> deadline;
   std::unique_ptr<BigramIndex> prompt_bigrams;  // NgramDrafter
   int64_t turn = 0;                             // place in line: FairQueue
+  GroupState* group = nullptr;                  // of params.group, or null
   FairShare* share = nullptr;                   // of params.share_of, while one of its sequences waits or runs
 
   bool has_begun() const { return listener->begun(); }

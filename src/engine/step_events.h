@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/emitter.h"
+#include "engine/request_groups.h"
 #include "engine/request_state.h"
 
 namespace coppice {
@@ -44,6 +45,7 @@ class StepEvents {
     RequestState& request = *sequence.request;
     Emissions::Item& item = emissions_.items.back();
     if (item.reason) {
+      if (request.group != nullptr) request.group->Note(*item.reason);
       if (request.unfinished == 1) {
         item.request_done = true;
         item.reads = static_cast<int32_t>(emissions_.shared_reads.size());

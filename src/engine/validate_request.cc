@@ -19,6 +19,7 @@ constexpr float kLargestNumber = 1e9f;
 // Every token of every sample is searched for each of them.
 constexpr size_t kMostStops = 256, kLongestStopBytes = 1024;
 constexpr size_t kLongestNameBytes = 4096;  // salts and names of pins
+constexpr size_t kLongestGroupBytes = 256;  // thousands are remembered
 constexpr double kLongestSeconds = 1e9;     // 31 years; the clock counts nanoseconds in 63 bits
 
 Status RefuseField(const std::string& field, double value, const std::string& expected) {
@@ -84,6 +85,8 @@ Status CheckTexts(const Request& request) {
   }
   if (request.cache_salt.size() > kLongestNameBytes)
     return RefuseSize("cache_salt", request.cache_salt.size(), "bytes", kLongestNameBytes);
+  if (request.group.name.size() > kLongestGroupBytes)
+    return RefuseSize("group_id", request.group.name.size(), "bytes", kLongestGroupBytes);
   if (request.share_of.size() > kLongestNameBytes)
     return RefuseSize("share_of", request.share_of.size(), "bytes", kLongestNameBytes);
   if (request.pin_prompt_as.size() > kLongestNameBytes)
@@ -148,6 +151,11 @@ Status ValidateParameters(const Request& request) {
     return RefuseField("prompt_top_logprobs", top, "a number in 0.." + std::to_string(kMaxTopLogprobs));
   if (request.prompt_logprobs_begin < 0)
     return RefuseField("prompt_logprobs_begin", request.prompt_logprobs_begin, "a prompt index");
+  if (request.group.min_answered < 0) return RefuseField("min_answered", request.group.min_answered, "at least 0");
+  if (request.group.min_answered > 0 && request.group.name.empty()) {
+    return InvalidArgument("min_answered is " + std::to_string(request.group.min_answered) +
+                           ", but the request has no group: name one (group_id)");
+  }
   if (!(request.timeout_seconds >= 0 && request.timeout_seconds <= kLongestSeconds))
     return RefuseField("timeout_seconds", request.timeout_seconds, "0 (none) or a number up to 1e9");
   if (request.cache_private_begin < 0) return RefuseField("cache_private_begin", request.cache_private_begin, "a prompt index");

@@ -49,6 +49,14 @@ struct PromptScore {
   int32_t position = 0, token = 0;
 };
 
+// Requests of one name are a group within their Request::share_of.
+struct RequestGroup {
+  std::string name;  // empty: none; 256 bytes at most
+  // Once so many samples of the group have ended by themselves, the rest end with kCancelled, those of requests that come later
+  // too. Of several numbers that requests of the group have, the smallest counts. 0: none.
+  int32_t min_answered = 0;
+};
+
 struct Request {
   std::vector<int32_t> prompt_ids;  // at least one token
   int32_t n = 1;                    // samples of this prompt: at most the pages of the KV cache, or max_running if that is more
@@ -84,7 +92,9 @@ struct Request {
   // of its places: a name's samples beyond its part are interrupted for another name's request. Those of one name come in the order
   // of their arrival.
   std::string share_of;
-  int32_t priority = 0;        // of those that wait, higher ones come first, whoever asked
+  int32_t priority = 0;  // of those that wait, higher ones come first, whoever asked
+  // A group is known while a request of it is in the engine, and beyond that while it is one of the last 4,096 such.
+  RequestGroup group;
   double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError, DEADLINE_EXCEEDED. 0: none
   // Samples that end stay, as tokens and settings, for Fork and Extend, until they are pruned or the request is released. They hold
   // no place and no pages: what is cached of them may be evicted, and is computed again. Not where the request ends before it
