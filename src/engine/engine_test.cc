@@ -579,6 +579,88 @@ TEST(Engine, GroupsRunTogetherWhenNotEverybodyFits) {
   }
 }
 
+// The order in which requests begin, by the place of their submission, while at most `running` of them run at a time.
+std::vector<int32_t> OrderOfBeginning(EngineHarness& harness, const std::vector<Request>& requests) {
+  std::vector<int32_t> order;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Request request = requests[i];
+    request.on_event = [&order, i, begun = false](const StreamEvent& event) mutable {
+      if (event.begun && !std::exchange(begun, true)) order.push_back(static_cast<int32_t>(i));
+    };
+    EXPECT_TRUE(harness.engine().Submit(std::move(request)).ok());
+  }
+  harness.RunToEnd();
+  return order;
+}
+
+// What trainers send: each prompt in many requests of one sample, in any order, and many more of them wait than are compared.
+TEST(Engine, MembersOfGroupsFollowEachOtherWhereverTheyStandInLine) {
+  constexpr int32_t kPrompts = 32, kMembers = 16, kLength = 40, kTokens = 6;
+  for (const int32_t budget : {24, 256}) {  // a prompt takes several steps, or several prompts fit into one
+    SCOPED_TRACE(budget);
+    std::vector<int32_t> prompts;
+    for (int32_t i = 0; i < kPrompts * kMembers; ++i) prompts.push_back(i % kPrompts);
+    std::ranges::shuffle(prompts, std::mt19937(7));
+    std::vector<Request> requests;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      requests.push_back({.prompt_ids = Prompt(kLength, prompts[i]), .max_tokens = kTokens});
+      requests.back().sampling.seed = i;
+    }
+    EngineHarness harness({.model = {.num_pages = 100}, .max_running = 8, .max_batch_tokens = budget});
+    const std::vector<int32_t> order = OrderOfBeginning(harness, requests);
+    ASSERT_EQ(order.size(), prompts.size());
+    int32_t groups = 1;
+    for (size_t i = 1; i < order.size(); ++i) groups += prompts[order[i]] != prompts[order[i - 1]];
+    EXPECT_EQ(groups, kPrompts);
+    // Each prompt once, but for what some have in common by chance; each member its last token, for the logits.
+    EXPECT_LE(harness.engine().Metrics().prefilled_tokens, kPrompts * (kLength + kMembers - 1));
+  }
+}
+
+// Questions about 40 documents, each of which has room in the cache only while it is asked about.
+TEST(Engine, TextsWithMuchInCommonFollowEachOtherToo) {
+  constexpr int32_t kDocuments = 40, kQuestions = 8, kLength = 64;
+  std::vector<Request> requests;
+  for (int32_t question = 0; question < kQuestions; ++question) {
+    for (int32_t document = 0; document < kDocuments; ++document) {
+      requests.push_back({.prompt_ids = Prompt(kLength, document), .max_tokens = 2});
+      requests.back().prompt_ids.push_back(question);
+    }
+  }
+  EngineHarness harness({.model = {.num_pages = 24}, .max_running = 2, .max_batch_tokens = 256});
+  const std::vector<int32_t> order = OrderOfBeginning(harness, requests);
+  int32_t changes = 0;
+  for (size_t i = 1; i < order.size(); ++i) changes += order[i] % kDocuments != order[i - 1] % kDocuments;
+  EXPECT_LT(changes, 2 * kDocuments);  // 319 in the order of arrival
+  EXPECT_LT(harness.engine().Metrics().prefilled_tokens, 2 * kDocuments * kLength);
+}
+
+TEST(Engine, AGroupLetsOtherNamesIn) {
+  EngineHarness harness({.model = {.num_pages = 100}, .max_running = 1, .max_batch_tokens = 64});
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 200; ++i) requests.push_back({.prompt_ids = Prompt(20), .max_tokens = 2, .share_of = "many"});
+  for (int32_t i = 0; i < 3; ++i) requests.push_back({.prompt_ids = Prompt(20, 1 + i), .max_tokens = 2, .share_of = "few"});
+  const std::vector<int32_t> order = OrderOfBeginning(harness, requests);
+  // 32 of another name may go before their turn, no more.
+  for (int32_t i = 0; i < 3; ++i) EXPECT_LT(std::ranges::find(order, 200 + i) - order.begin(), 40) << i;
+}
+
+// A prompt that keeps coming takes the turns of those that wait, but not for ever.
+TEST(Engine, AGroupThatGrowsLetsOthersIn) {
+  EngineHarness harness({.model = {.num_pages = 100}, .max_running = 2, .max_batch_tokens = 64});
+  const auto submit_warm = [&] { harness.Submit(Greedy(Prompt(40), 2)); };
+  for (int i = 0; i < 40; ++i) submit_warm();
+  harness.Step();
+  harness.Submit(Greedy(Prompt(40, 9), 1));
+  const size_t cold = 40;
+  int served = 0;
+  for (; served < 2000 && !harness.done(cold); ++served) {
+    submit_warm();
+    harness.Step();
+  }
+  EXPECT_TRUE(harness.done(cold)) << served;
+}
+
 TEST(Engine, CancellingTheOneWhoComputesHandsThePromptOver) {
   EngineHarness harness({.model = {.num_pages = 128}, .max_batch_tokens = 32});
   const RequestId first = harness.Submit(Greedy(Prompt(100), 4));

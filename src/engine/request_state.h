@@ -24,6 +24,7 @@ namespace coppice {
 
 struct FairShare;
 struct GroupState;
+struct TextGroup;
 struct RequestState;
 
 // The state of a request's constraint for samples with the same output so far; as many refer to it as there are. Samples that end
@@ -60,7 +61,10 @@ struct alignas(kCacheLine) Sequence {
   // The rest.
   std::shared_ptr<const SamplingParams> own_sampling;  // null: the request's
   std::unique_ptr<BigramIndex> bigrams;                // of what it generated; NgramDrafter
-  int32_t overtaken = 0;                               // how many were admitted before it whose turn was later
+  int32_t overtaken = 0;                               // AdmissionOrder: what was admitted before it whose turn was later
+  std::shared_ptr<TextGroup> text_group;               // AdmissionOrder: while it waits and its request has not begun
+  uint64_t arrival = 0, called_until = 0, round = 0;   // AdmissionOrder; arrivals count from 1
+  bool follows = false;                                // AdmissionOrder
   std::shared_ptr<SharedConstraint> constraint;        // of Request::constraint; moved on by ConstraintMasks
   int32_t draft_depth = 0;                             // how deep drafting has paid lately; 0: not tried yet
   int32_t told = 0;          // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties

@@ -188,7 +188,7 @@ bool Scheduler::AdmitCandidates(bool prompts_only) {
       all_admitted = false;
       continue;
     }
-    if (!MayTakePlace(*sequence) || prefill_left(*sequence) == 0) {  // of the name's part
+    if (!MayTakePlace(*sequence) || IsHeld(*sequence) || prefill_left(*sequence) == 0) {  // of the name's part
       all_admitted = false;
       continue;
     }
@@ -205,7 +205,7 @@ bool Scheduler::AdmitCandidates(bool prompts_only) {
       all_admitted = false;
       continue;
     }
-    order_.Admitted(*sequence);
+    order_.Admitted(sequence);
     if (shares_.contended()) {
       lacks_pages_ &= sequence->request->share != shares_.neediest();
       FairShares::NoteAdmitted(*sequence);
