@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "openai/sglang_request.h"
+
 namespace coppice::openai {
 namespace {
 
@@ -14,17 +16,39 @@ constexpr double kQuoted = kText + 3;                              // a token as
 constexpr double kEntry = kQuoted + kNumber + 7;                   // of a completion: token, logprob, text_offset
 constexpr double kAlternative = kQuoted + kNumber;                 // of a completion: "token":number
 constexpr double kChatEntry = kQuoted + kNumber + kText * 4 + 50;  // of a chat: with the bytes as numbers, and four names
+constexpr double kPromptEntry = kId + kQuoted + kNumber + 50;      // of prompt_logprobs: the id, three names, and text
+constexpr double kIdEntry = 2 * kId + kNumber + 60;  // of vLLM's route for token ids: the id twice, a rank, four names
+constexpr double kSglangEntry = kId + kQuoted + kNumber + 4;
 constexpr double kScoredSequence = 150;
 
 double BytesOfToken(const OpenAiRequest& request) {
-  double bytes = request.return_token_ids ? kId : 0;
+  double bytes = request.return_token_ids || request.token_route || request.sglang ? kId : 0;
   if (!request.logprobs) return bytes;
   const auto top = static_cast<double>(request.request.top_logprobs);
+  if (request.token_route) return bytes + kIdEntry * (2 + top);
+  if (request.sglang) return bytes + kSglangEntry * (1 + top);
   return bytes + (IsChat(request.endpoint) ? kChatEntry * (1 + top) : kEntry + kAlternative * top);
 }
 
-// How often a token stands in the answer: the events of a streamed response repeat what ends, and the last one all of it.
-double CopiesOfOutput(const OpenAiRequest& request) { return request.responses && request.stream ? 5 : 1; }
+// How often a token stands in the answer: the events of a streamed response repeat what ends, and the last one all of it; each
+// event of SGLang's stream all that came before it.
+double CopiesOfOutput(const OpenAiRequest& request) {
+  if (request.sglang && request.stream) return std::max(1.0, static_cast<double>(request.request.max_tokens) / 2);
+  return request.responses && request.stream ? 5 : 1;
+}
+
+// What the answer tells of a prompt beside echo.
+double BytesOfPrompt(const OpenAiRequest& request, const AnswerExtent& extent) {
+  const auto tokens = static_cast<double>(extent.prompt_tokens);
+  const auto top = static_cast<double>(request.request.prompt_top_logprobs.value_or(request.request.top_logprobs));
+  if (request.sglang) {
+    const double objects = request.stream ? static_cast<double>(extent.output_tokens) : static_cast<double>(extent.choices);
+    return request.sglang->with_input_logprobs ? objects * tokens * kSglangEntry * (1 + top) : 0;
+  }
+  const bool in_each = !request.token_route && !IsChat(request.endpoint);
+  const double copies = in_each ? static_cast<double>(extent.choices) : 1;
+  return copies * tokens * ((request.return_token_ids ? kId : 0) + (request.prompt_logprobs ? kPromptEntry * (1 + top) : 0));
+}
 
 // What an answer repeats of its request.
 double BytesOfEcho(const OpenAiRequest& request) {
@@ -50,7 +74,7 @@ double AnswerBytes(const OpenAiRequest& request, const AnswerExtent& extent) {
   double choice = kChoice;
   if (request.request.echo)
     choice += static_cast<double>(extent.prompt_bytes) + static_cast<double>(extent.prompt_tokens) * BytesOfToken(request);
-  return kHead + BytesOfEcho(request) + static_cast<double>(extent.choices) * choice +
+  return kHead + BytesOfEcho(request) + BytesOfPrompt(request, extent) + static_cast<double>(extent.choices) * choice +
          static_cast<double>(extent.output_tokens) * BytesOfOutputToken(request);
 }
 

@@ -161,14 +161,7 @@ Result<bool> BatchRun::SubmitOne(size_t index) {
     }
     active->line.request.request.constraint = **compiled;
   }
-  Request request = std::move(active->line.request.request);
-  active->line.request.request = {};
-  active->line.request.request.echo = request.echo;  // what the answer's form depends on stays
-  active->line.request.request.top_logprobs = request.top_logprobs;
-  active->line.request.text.reset();  // the engine has its tokens
-  active->line.request.fim.reset();
-  active->line.request.prompt_ids = {};
-  const Status refused = active->Start(std::move(request));
+  const Status refused = active->Start(active->line.request.TakeRequest());
   if (refused.ok()) {
     active_.insert(std::move(active));
     return true;

@@ -157,12 +157,19 @@ void Sample::Append(const StreamEvent& event) {
   token_ids.insert(token_ids.end(), event.token_ids.begin(), event.token_ids.end());
   logprobs.insert(logprobs.end(), event.logprobs.begin(), event.logprobs.end());
   top_logprobs.insert(top_logprobs.end(), event.top_logprobs.begin(), event.top_logprobs.end());
+  ranks.insert(ranks.end(), event.ranks.begin(), event.ranks.end());
+  if (!event.token_ids.empty()) {
+    if (versions.empty() || versions.back().version != event.weight_version)
+      versions.push_back({.version = event.weight_version, .begin = token_ids.size() - event.token_ids.size()});
+    versions.back().end = token_ids.size();
+  }
   if (event.finish_reason) finish_reason = event.finish_reason;
+  if (event.stop) stop = event.stop;
 }
 
 void RequestOutput::Add(const StreamEvent& event) {
   if (event.index < 0) {
-    prompt = {event.text, event.token_ids, event.prompt_logprobs, event.prompt_top_logprobs};
+    prompt = {event.text, event.token_ids, event.prompt_logprobs, event.prompt_top_logprobs, event.prompt_ranks};
   } else {
     while (std::ssize(samples) <= event.index) samples.push_back({.index = static_cast<int32_t>(samples.size())});
     samples[event.index].Append(event);

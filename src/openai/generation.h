@@ -16,13 +16,22 @@
 
 namespace coppice::openai {
 
+// Tokens [begin, end) of a sample, which weights of that version chose (StreamEvent::weight_version).
+struct VersionSpan {
+  int64_t version = 0;
+  size_t begin = 0, end = 0;
+};
+
 struct Sample {
   int32_t index = 0;
   std::string text;  // empty without a tokenizer
   std::vector<int32_t> token_ids;
   std::vector<float> logprobs;                          // natural logarithm, one per token
   std::vector<std::vector<TokenLogprob>> top_logprobs;  // one list per token, as StreamEvent has them; empty unless asked for
+  std::vector<int32_t> ranks;                           // one per token, likewise
+  std::vector<VersionSpan> versions;                    // of weights, that chose the tokens
   std::optional<FinishReason> finish_reason;
+  std::optional<int32_t> stop;  // StreamEvent::stop
 
   // Ended by itself: at a stop or at its token limit.
   bool finished() const { return finish_reason == FinishReason::kStop || finish_reason == FinishReason::kLength; }
@@ -38,6 +47,7 @@ struct EchoedPrompt {
   std::vector<int32_t> token_ids;
   std::vector<std::optional<float>> logprobs;           // one per token, the first null; empty unless asked for
   std::vector<std::vector<TokenLogprob>> top_logprobs;  // one list per token, the first empty; as Sample has them
+  std::vector<int32_t> ranks;                           // StreamEvent::prompt_ranks
 };
 
 // What came out of one request so far. Thread-compatible: events come on the engine's thread for them or in its steps, so that

@@ -32,8 +32,9 @@ inline constexpr std::array kLogprobColumns = {LogprobColumn::kTokens, LogprobCo
 
 class CompletionLogprobs {
  public:
-  // `with_top`: kTop has entries, else it is null instead of a list.
-  CompletionLogprobs(const Tokenizer* tokenizer, bool with_top) : tokenizer_(tokenizer), with_top_(with_top) {}
+  // `with_top`: kTop has entries, else it is null instead of a list. `as_ids`: tokens are named by their ids.
+  CompletionLogprobs(const Tokenizer* tokenizer, bool with_top, bool as_ids)
+      : tokenizer_(tokenizer), with_top_(with_top), as_ids_(as_ids) {}
 
   // Whether the column has entries, which come between what it begins and what it ends with.
   bool has(LogprobColumn column) const { return column != LogprobColumn::kTop || with_top_; }
@@ -44,10 +45,22 @@ class CompletionLogprobs {
 
  private:
   const Tokenizer* tokenizer_;
-  bool with_top_;
+  bool with_top_, as_ids_;
 };
 
-// {"token", "logprob", "bytes", "top_logprobs"}: an entry of the list "content" of a chat's choice.
-void AppendChatLogprob(const AnswerToken& token, const Tokenizer* tokenizer, std::string* out);
+// {"token", "logprob", "bytes", "top_logprobs"}: an entry of the list "content" of a chat's choice. `as_ids` as above.
+void AppendChatLogprob(const AnswerToken& token, const Tokenizer* tokenizer, bool as_ids, std::string* out);
+
+// A token of a prompt, which is `rank`-th in its place.
+struct PromptToken {
+  int32_t id = -1, rank = 0;
+  std::optional<float> logprob;
+  const std::vector<TokenLogprob>* top = nullptr;
+};
+// {"5": {"logprob", "rank", "decoded_token"}, ...}: the token, then the most probable others; null where it has no log-probability.
+void AppendPromptLogprob(const PromptToken& token, const Tokenizer* tokenizer, std::string* out);
+
+// token_id:5
+std::string IdName(int32_t id);
 
 }  // namespace coppice::openai

@@ -233,7 +233,7 @@ TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
                             R"("guided_json": {"type": "object"})",
                             R"("skip_special_tokens": false)",
                             R"("max_new_tokens": 5)",
-                            R"("prompt_logprobs": 0)",
+                            R"("prompt_logprobs": 129)",
                             R"("modalities": ["text", "audio"])",
                             R"("stop_token_ids": [-1])"}) {
     const BodyError error = Refused(Endpoint::kCompletions, json::parse(std::string(R"({"prompt": "a", )") + field + "}"));
@@ -285,7 +285,7 @@ TEST_F(OpenAiRequestTest, AlternativesOfACompletionHaveNamesOfTheirOwn) {
       return kTexts[id];
     }
   } tokenizer;
-  CompletionLogprobs logprobs(&tokenizer, /*with_top=*/true);
+  CompletionLogprobs logprobs(&tokenizer, /*with_top=*/true, /*as_ids=*/false);
   std::vector<TokenLogprob> top;
   for (int32_t id = 0; id < 6; ++id) top.push_back({id, -1.0f - static_cast<float>(id)});
   std::string text;

@@ -13,7 +13,7 @@ std::optional<OrderedParts> ReadOrderedParts(Endpoint endpoint, const nlohmann::
   OrderedParts parts;
   if (!body.is_object()) return parts;
   const bool is_responses = endpoint == Endpoint::kResponses;
-  if (body.contains(is_responses ? "text" : "response_format")) {
+  if (body.contains(is_responses ? "text" : "response_format") || body.contains("structured_outputs")) {
     Result<std::string> schema = ResponseSchemaInOrder(text, path, endpoint);
     if (!schema.ok()) return fail(is_responses ? "text.format" : "response_format", schema.status());
     parts.schema = *std::move(schema);

@@ -13,6 +13,9 @@
 #include "openai/field_reader.h"
 #include "openai/prompt_fields.h"
 #include "openai/sampling_fields.h"
+#include "openai/sglang_request.h"
+#include "openai/structured_outputs.h"
+#include "openai/tokens_request.h"
 #include "openai/tool_grammar.h"
 
 namespace coppice::openai {
@@ -65,7 +68,7 @@ std::optional<GrammarSource> TakeResponseFormat(FieldReader& fields, const std::
   return GrammarSource{GrammarKind::kJsonSchema, in_order.empty() ? DumpJson(ordered_json(*schema)) : in_order};
 }
 
-// At most one of response_format and the extensions regex and grammar.
+// At most one of response_format, structured_outputs and the extensions regex and grammar.
 std::optional<OutputForm> TakeOutputForm(FieldReader& fields, const std::string& schema) {
   std::optional<OutputForm> taken;
   const auto add = [&](const char* field, std::optional<GrammarSource> source) {
@@ -76,6 +79,7 @@ std::optional<OutputForm> TakeOutputForm(FieldReader& fields, const std::string&
     taken = OutputForm{field, *std::move(source)};
   };
   add("response_format", TakeResponseFormat(fields, schema));
+  add("structured_outputs", TakeStructuredOutputs(fields, schema));
   for (const auto& [field, kind] : {std::pair("regex", GrammarKind::kRegex), std::pair("grammar", GrammarKind::kEbnf)}) {
     std::optional<std::string> text;
     fields.Take(field, &text);
@@ -128,6 +132,19 @@ void TakeTopLogprobs(FieldReader& fields, const char* name, OpenAiRequest* parse
   parsed->request.top_logprobs = *count;
 }
 
+// vLLM's prompt_logprobs: of the prompt's tokens, each with so many alternatives.
+void TakePromptLogprobs(FieldReader& fields, OpenAiRequest* parsed) {
+  constexpr const char* kName = "prompt_logprobs";
+  std::optional<int32_t> count;
+  fields.Take(kName, &count);
+  if (!count) return;
+  if (*count < 0 || *count > kMaxTopLogprobs)
+    return fields.Expect(kName, *count, fmt::format("an integer in 0..{}", kMaxTopLogprobs));
+  if (parsed->stream) return fields.Expect(kName, *count, "it absent where the answer streams");
+  parsed->prompt_logprobs = parsed->request.prompt_logprobs = parsed->request.ranks = true;
+  parsed->request.prompt_top_logprobs = *count;
+}
+
 void TakeTimeout(FieldReader& fields, double* seconds) {
   constexpr double kLongest = 1e9;  // as the engine has it, whose name of the field is another
   fields.Take("timeout", seconds);
@@ -161,6 +178,10 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
   fields.Take("cache_private_begin", &request.cache_private_begin);
   TakeTimeout(fields, &request.timeout_seconds);
   fields.Take("priority", &request.priority);
+  fields.Take("group_id", &request.group.name);
+  fields.Take("min_answered", &request.group.min_answered);
+  fields.Take("return_tokens_as_token_ids", &parsed->tokens_as_ids);
+  TakePromptLogprobs(fields, parsed);
   fields.Take("return_token_ids", &parsed->return_token_ids);
   fields.Take("rank", &parsed->rank);
   fields.Take("dedup", &parsed->deduplicate);
@@ -210,7 +231,11 @@ void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
   parsed->logprobs = logprobs && *logprobs != false;
   if (parsed->logprobs) TakeTopLogprobs(fields, "logprobs", parsed);
   fields.Take("echo", &parsed->request.echo);
-  parsed->request.prompt_logprobs = parsed->request.echo && parsed->logprobs;
+  if (parsed->request.echo && parsed->logprobs) {
+    if (parsed->prompt_logprobs)
+      fields.Fail("prompt_logprobs", InvalidArgument("echo with logprobs says the same as prompt_logprobs; keep one of the two"));
+    parsed->request.prompt_logprobs = true;
+  }
   fields.Take("best_of", &parsed->request.n);
   if (parsed->request.n < parsed->choices)
     fields.Expect("best_of", parsed->request.n, fmt::format("at least n, {}", parsed->choices));
@@ -253,13 +278,15 @@ Result<ordered_json> ToolsInOrder(std::string_view text, std::span<const std::st
 
 Result<std::string> ResponseSchemaInOrder(std::string_view text, std::span<const std::string_view> path, Endpoint endpoint) {
   std::vector<std::string_view> whole(path.begin(), path.end());
-  if (endpoint == Endpoint::kResponses) {
-    whole.insert(whole.end(), {"text", "format", "schema"});
-  } else {
-    whole.insert(whole.end(), {"response_format", "json_schema", "schema"});
-  }
-  COPPICE_ASSIGN_OR_RETURN(ordered_json schema, ParseOrderedJson(text, whole));
-  return schema.is_null() ? std::string() : DumpJson(std::move(schema));
+  const auto read = [&](std::initializer_list<std::string_view> names) -> Result<std::string> {
+    std::vector<std::string_view> place(whole);
+    place.insert(place.end(), names);
+    COPPICE_ASSIGN_OR_RETURN(ordered_json schema, ParseOrderedJson(text, place));
+    return schema.is_null() ? std::string() : DumpJson(std::move(schema));
+  };
+  if (endpoint == Endpoint::kResponses) return read({"text", "format", "schema"});
+  COPPICE_ASSIGN_OR_RETURN(std::string schema, read({"response_format", "json_schema", "schema"}));
+  return schema.empty() ? read({"structured_outputs", "json"}) : schema;
 }
 
 Result<Endpoint> ParseUrl(std::string_view url) {
@@ -308,12 +335,32 @@ BodyError OutputForm::ErrorOf(const Status& status) const {
   return {Status(status.code(), fmt::format("{}: {}", field, status.message())), field};
 }
 
+Request OpenAiRequest::TakeRequest() {
+  Request taken = std::exchange(request, Request());
+  request.echo = taken.echo;
+  request.top_logprobs = taken.top_logprobs;
+  request.prompt_top_logprobs = taken.prompt_top_logprobs;
+  request.prompt_logprobs_begin = taken.prompt_logprobs_begin;
+  request.max_tokens = taken.max_tokens;
+  request.stop = taken.stop;
+  request.stop_token_ids = taken.stop_token_ids;
+  text.reset();  // the engine has its tokens
+  fim.reset();
+  prompt_ids = tells_prompt_ids() ? taken.prompt_ids : std::vector<int32_t>();
+  return taken;
+}
+
 BodyError OpenAiRequest::PromptError(const Status& status) const {
   const char* const field = infill ? "input_prefix" : IsChat(endpoint) ? "messages" : "prompt";
   return InItsWords({status, field});
 }
 
-BodyError OpenAiRequest::InItsWords(BodyError error) const { return responses ? InWordsOfResponses(error) : std::move(error); }
+BodyError OpenAiRequest::InItsWords(BodyError error) const {
+  if (responses) return InWordsOfResponses(error);
+  if (token_route) return InWordsOfTokens(std::move(error));
+  if (sglang) return InWordsOfSglang(std::move(error));
+  return error;
+}
 
 BodyError OpenAiRequest::ErrorUnderWay(const Status& status) const {
   if (output && status.code() == StatusCode::kInvalidArgument) return output->ErrorOf(status);

@@ -58,6 +58,9 @@ struct InfillForm {
   bool return_tokens = false;
 };
 
+struct SglangForm;
+struct TokensForm;
+
 struct OpenAiRequest {
   Endpoint endpoint = Endpoint::kCompletions;
   // Complete but for prompt_ids, max_tokens and cache_tenant.begin, which SetPrompt fills in, who asks, and the constraint; n:
@@ -79,16 +82,27 @@ struct OpenAiRequest {
   bool stream = false;         // the answer as server-sent events; never with best_of or what compares samples
   bool include_usage = false;  // of a stream: its last chunk says what the request used
   // Extensions, as the options of `coppice run`.
-  bool rank = false;                         // choices by mean log-probability, highest first; so they are with best_of
-  bool deduplicate = false;                  // "dedup": of choices with equal text the most probable one
-  std::optional<std::string> vote;           // a regex that finds the answer of a sample: a majority vote comes with the choices
-  bool return_token_ids = false;             // token_ids in each choice
-  std::shared_ptr<const ToolCalls> tools;    // how calls stand in the output, to be told as tool_calls; null: all of it is text
-  std::shared_ptr<const InfillForm> infill;  // the answer has llama.cpp's form (infill_answer.h); null: OpenAI's
-  std::vector<std::string> ignored_fields;   // unknown ones that the request has, by where they lie
+  bool rank = false;                       // choices by mean log-probability, highest first; so they are with best_of
+  bool deduplicate = false;                // "dedup": of choices with equal text the most probable one
+  std::optional<std::string> vote;         // a regex that finds the answer of a sample: a majority vote comes with the choices
+  bool return_token_ids = false;           // token_ids in each choice, and the prompt's
+  bool tokens_as_ids = false;              // log-probabilities name a token token_id:N
+  bool prompt_logprobs = false;            // of the prompt's tokens, apart from echo; request.prompt_top_logprobs: of others
+  std::shared_ptr<const ToolCalls> tools;  // how calls stand in the output, to be told as tool_calls; null: all of it is text
+  std::string client_id;                   // the client's name of the request, where its route takes one; empty: none
+  // The answer has llama.cpp's form (infill_answer.h), that of vLLM's route for token ids (tokens_answer.h), or SGLang's
+  // (sglang_answer.h); all null: OpenAI's.
+  std::shared_ptr<const InfillForm> infill;
+  std::shared_ptr<const TokensForm> token_route;
+  std::shared_ptr<const SglangForm> sglang;
+  std::vector<std::string> ignored_fields;  // unknown ones that the request has, by where they lie
 
   std::shared_ptr<const ResponsesForm> responses;  // of Endpoint::kResponses: what its answer repeats
 
+  // The request, for the engine; what the answer's form depends on stays.
+  Request TakeRequest();
+  // Whether the answer tells tokens of the prompt, beside echo, so that `prompt_ids` stay.
+  bool tells_prompt_ids() const { return return_token_ids || prompt_logprobs; }
   // Why the prompt cannot be encoded, with the field that holds it.
   BodyError PromptError(const Status& status) const;
   // `error`, which came up once the request was parsed, by the names that the endpoint's bodies have for their fields.

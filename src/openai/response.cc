@@ -11,7 +11,13 @@ namespace coppice::openai {
 using nlohmann::ordered_json;
 
 std::string_view ReasonOf(FinishReason reason, int32_t num_calls) {
+  if (reason == FinishReason::kCancelled) return "abort";  // as vLLM has it; OpenAI's servers cancel none
   return num_calls > 0 && reason == FinishReason::kStop ? "tool_calls" : Name(reason);
+}
+
+std::string VersionName(const ResponseFacts& facts, int64_t version) {
+  std::string label = facts.version_label ? facts.version_label(version) : std::string();
+  return label.empty() ? std::to_string(version) : label;
 }
 
 ordered_json SharedPrefixOf(const SharedReads& reads) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -16,7 +17,8 @@ struct ResponseFacts {
   std::string id;       // of the completion, without its "cmpl-" or "chatcmpl-"
   int64_t created = 0;  // seconds since 1970
   std::string model;
-  std::optional<int64_t> line;  // of the file that has the request; of scores alone
+  std::optional<int64_t> line;                             // of the file that has the request; of scores alone
+  std::function<std::string(int64_t)> version_label = {};  // Engine::WeightLabel
 };
 
 // Tokens: of prompts, of those the ones found in the cache, and of all that was generated.
@@ -36,6 +38,9 @@ nlohmann::ordered_json SharedPrefixOf(const SharedReads& reads);
 nlohmann::ordered_json UsageOf(const TokenUsage& usage);
 // Why a choice ended, in OpenAI's words; `num_calls`: of tools, in its output.
 std::string_view ReasonOf(FinishReason reason, int32_t num_calls);
+
+// A version of weights: its label, or its number where it has none.
+std::string VersionName(const ResponseFacts& facts, int64_t version);
 
 // {"error": {message, type, param, code}}; an empty `param` becomes null.
 nlohmann::ordered_json ErrorBody(const Status& status, std::string_view param);

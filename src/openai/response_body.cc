@@ -15,6 +15,8 @@
 #include "openai/infill_answer.h"
 #include "openai/logprobs.h"
 #include "openai/responses_body.h"
+#include "openai/sglang_answer.h"
+#include "openai/tokens_answer.h"
 
 namespace coppice::openai {
 namespace {
@@ -71,19 +73,30 @@ TokenUsage UsageOf(const std::vector<Answer>& answers) {
   return usage;
 }
 
+// Those that have ended, also such as were cancelled, whose answer is what they had by then.
+std::vector<const Sample*> Ended(const std::vector<Sample>& samples) {
+  std::vector<const Sample*> ended;
+  for (const Sample& sample : samples) {
+    if (sample.finish_reason) ended.push_back(&sample);
+  }
+  return ended;
+}
+
+// Entries of a list that has `before` of them already.
+TextParts::Append WithCommas(TextParts::Append append, size_t before = 0) {
+  return [append = std::move(append), before](size_t i, std::string* out) {
+    if (before + i > 0) *out += ',';
+    append(i, out);
+  };
+}
+
 size_t BytesOfTop(int32_t top_logprobs) {
   return sizeof(std::vector<TokenLogprob>) + static_cast<size_t>(top_logprobs) * sizeof(TokenLogprob);
 }
 
 size_t HeldBytes(const std::vector<Answer>& answers) {
   size_t bytes = 0;
-  for (const Answer& answer : answers) {
-    const size_t top = BytesOfTop(answer.request.request.top_logprobs);
-    const EchoedPrompt& prompt = answer.output.prompt;
-    bytes += prompt.text.size() + prompt.token_ids.size() * sizeof(int32_t) +
-             prompt.logprobs.size() * sizeof(std::optional<float>) + prompt.top_logprobs.size() * top;
-    for (const Sample& sample : answer.output.samples) bytes += openai::HeldBytes(sample, answer.request.request.top_logprobs);
-  }
+  for (const Answer& answer : answers) bytes += openai::HeldBytes(answer);
   return bytes;
 }
 
@@ -102,10 +115,11 @@ class ResponseText final : public PartedText {
     std::string text;                                          // a JSON string
     std::array<std::string, kLogprobColumns.size()> logprobs;  // entries by column
     std::string token_ids;                                     // entries
+    std::string prompt_ids, prompt_logprobs;                   // likewise, of vLLM's additions
     int64_t characters = 0;
 
     size_t size() const {
-      size_t bytes = text.size() + token_ids.size();
+      size_t bytes = text.size() + token_ids.size() + prompt_ids.size() + prompt_logprobs.size();
       for (const std::string& column : logprobs) bytes += column.size();
       return bytes;
     }
@@ -115,6 +129,8 @@ class ResponseText final : public PartedText {
   void BeginAnswer(TextParts* parts);
   void AddChoice(const Sample& sample, TextParts* parts);
   void AddLogprobs(const Sample& sample, TextParts* parts);
+  // prompt_token_ids and prompt_logprobs of an answer's prompt, where they are asked for.
+  void AddPrompt(TextParts* parts);
   // The entries of a list: what `append_prompt` makes of the prompt's tokens, or what `*repeated` has of them, and the sample's.
   void AddEntries(const Sample& sample, std::string* repeated, TextParts::Append append_prompt, TextParts::Append append_sample,
                   TextParts* parts) const;
@@ -141,7 +157,12 @@ bool ResponseText::AddParts(TextParts* parts) {
   if (done_) return false;
   if (answer_ == answers_.size()) {
     const bool voted = answers_.front().request.vote.has_value();
-    parts->Add(fmt::format(R"(],"usage":{}{}}})", DumpJson(openai::UsageOf(UsageOf(answers_))),
+    parts->Add("]");
+    if (chat()) {
+      answer_ = place_ = 0;  // it has one prompt
+      AddPrompt(parts);
+    }
+    parts->Add(fmt::format(R"(,"usage":{}{}}})", DumpJson(openai::UsageOf(UsageOf(answers_))),
                            voted ? R"(,"votes":)" + DumpJson(std::move(votes_)) : ""));
     done_ = true;
     return true;
@@ -167,8 +188,12 @@ void ResponseText::BeginAnswer(TextParts* parts) {
   }
   const auto& [request, output, usage] = answer();
   const bool fewer = request.choices < std::ssize(output.samples);
-  chosen_ = Select(output.samples,
-                   {.rank = request.rank || fewer, .deduplicate = request.deduplicate, .best = fewer ? request.choices : 0});
+  if (request.rank || fewer || request.deduplicate) {
+    chosen_ = Select(output.samples,
+                     {.rank = request.rank || fewer, .deduplicate = request.deduplicate, .best = fewer ? request.choices : 0});
+  } else {
+    chosen_ = Ended(output.samples);
+  }
   repeated_ = {};
   if (!output.prompt.text.empty()) repeated_.text = DumpJson(output.prompt.text);
   if (request.vote) {
@@ -202,7 +227,31 @@ void ResponseText::AddChoice(const Sample& sample, TextParts* parts) {
         [&ids = sample.token_ids](size_t i, std::string* out) { *out += std::to_string(ids[i]); }, parts);
     parts->Add("]");
   }
+  if (!chat()) AddPrompt(parts);
   parts->Add("}");
+}
+
+void ResponseText::AddPrompt(TextParts* parts) {
+  const OpenAiRequest& request = answer().request;
+  const auto add = [&](const char* name, std::string* repeated, TextParts::Append append) {
+    parts->Add(fmt::format(R"(,"{}":[)", name));
+    if (place_ > 0) {
+      parts->AddView(*repeated);
+    } else {
+      parts->AddEach(request.prompt_ids.size(), WithCommas(std::move(append)), chosen_.size() > 1 ? repeated : nullptr);
+    }
+    parts->Add("]");
+  };
+  if (request.return_token_ids) {
+    add("prompt_token_ids", &repeated_.prompt_ids,
+        [&ids = request.prompt_ids](size_t i, std::string* out) { *out += std::to_string(ids[i]); });
+  }
+  if (request.prompt_logprobs) {
+    add("prompt_logprobs", &repeated_.prompt_logprobs,
+        [this, &ids = request.prompt_ids, &prompt = answer().output.prompt](size_t i, std::string* out) {
+          AppendPromptLogprob(TokenOf(prompt, ids, i), tokenizer_, out);
+        });
+  }
 }
 
 void ResponseText::AddLogprobs(const Sample& sample, TextParts* parts) {
@@ -210,14 +259,14 @@ void ResponseText::AddLogprobs(const Sample& sample, TextParts* parts) {
   if (!request.logprobs) return parts->Add("null");
   if (chat()) {
     parts->Add(R"({"content":[)");
-    parts->AddEach(sample.token_ids.size(), [this, &sample](size_t i, std::string* out) {
+    parts->AddEach(sample.token_ids.size(), [this, &sample, as_ids = request.tokens_as_ids](size_t i, std::string* out) {
       if (i > 0) *out += ',';
-      AppendChatLogprob(TokenOf(sample, i), tokenizer_, out);
+      AppendChatLogprob(TokenOf(sample, i), tokenizer_, as_ids, out);
     });
     return parts->Add("]}");
   }
   offset_ = repeated_.characters;
-  const CompletionLogprobs logprobs(tokenizer_, request.request.top_logprobs > 0);
+  const CompletionLogprobs logprobs(tokenizer_, request.request.top_logprobs > 0, request.tokens_as_ids);
   for (const LogprobColumn column : kLogprobColumns) {
     parts->Add(logprobs.Begin(column));
     if (logprobs.has(column)) {
@@ -236,18 +285,12 @@ void ResponseText::AddLogprobs(const Sample& sample, TextParts* parts) {
 void ResponseText::AddEntries(const Sample& sample, std::string* repeated, TextParts::Append append_prompt,
                               TextParts::Append append_sample, TextParts* parts) const {
   const size_t num_prompt = answer().output.prompt.token_ids.size();
-  const auto with_commas = [](TextParts::Append append, size_t before) {
-    return [append = std::move(append), before](size_t i, std::string* out) {
-      if (before + i > 0) *out += ',';
-      append(i, out);
-    };
-  };
   if (place_ > 0) {
     parts->AddView(*repeated);
   } else {
-    parts->AddEach(num_prompt, with_commas(std::move(append_prompt), 0), chosen_.size() > 1 ? repeated : nullptr);
+    parts->AddEach(num_prompt, WithCommas(std::move(append_prompt)), chosen_.size() > 1 ? repeated : nullptr);
   }
-  parts->AddEach(sample.token_ids.size(), with_commas(std::move(append_sample), num_prompt));
+  parts->AddEach(sample.token_ids.size(), WithCommas(std::move(append_sample), num_prompt));
 }
 
 }  // namespace
@@ -258,12 +301,32 @@ AnswerToken TokenOf(const Sample& sample, size_t i) {
           .top = i < sample.top_logprobs.size() ? &sample.top_logprobs[i] : nullptr};
 }
 
+PromptToken TokenOf(const EchoedPrompt& prompt, std::span<const int32_t> ids, size_t i) {
+  return {.id = ids[i],
+          .rank = i < prompt.ranks.size() ? prompt.ranks[i] : 0,
+          .logprob = i < prompt.logprobs.size() ? prompt.logprobs[i] : std::nullopt,
+          .top = i < prompt.top_logprobs.size() ? &prompt.top_logprobs[i] : nullptr};
+}
+
+size_t HeldBytes(const Answer& answer) {
+  const Request& request = answer.request.request;
+  const EchoedPrompt& prompt = answer.output.prompt;
+  size_t bytes = prompt.text.size() +
+                 (prompt.token_ids.size() + prompt.ranks.size() + answer.request.prompt_ids.size()) * sizeof(int32_t) +
+                 prompt.logprobs.size() * sizeof(std::optional<float>) +
+                 prompt.top_logprobs.size() * BytesOfTop(request.prompt_top_logprobs.value_or(request.top_logprobs));
+  for (const Sample& sample : answer.output.samples) bytes += HeldBytes(sample, request.top_logprobs);
+  return bytes;
+}
+
 size_t HeldBytes(const Sample& sample, int32_t top_logprobs) {
   return sizeof(Sample) + sample.text.size() + sample.token_ids.size() * (sizeof(int32_t) + sizeof(float)) +
-         sample.top_logprobs.size() * BytesOfTop(top_logprobs);
+         sample.ranks.size() * sizeof(int32_t) + sample.top_logprobs.size() * BytesOfTop(top_logprobs);
 }
 
 std::unique_ptr<TextSource> ResponseBody(std::vector<Answer> answers, ResponseFacts facts, const Tokenizer* tokenizer) {
+  if (answers.front().request.token_route) return TokensBody(std::move(answers.front()), std::move(facts), tokenizer);
+  if (answers.front().request.sglang) return SglangBody(std::move(answers), std::move(facts), tokenizer);
   if (answers.front().request.infill) return InfillBody(answers.front(), facts, tokenizer);
   if (answers.front().request.endpoint == Endpoint::kResponses) return ResponsesBody(std::move(answers.front()), facts, tokenizer);
   return std::make_unique<ResponseText>(std::move(answers), std::move(facts), tokenizer);

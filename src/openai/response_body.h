@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "coppice/tokenizer/tokenizer.h"
@@ -27,6 +28,11 @@ struct Answer {
 AnswerToken TokenOf(const Sample& sample, size_t i);
 // What the sample holds in memory.
 size_t HeldBytes(const Sample& sample, int32_t top_logprobs);
+
+// Token `i` of a prompt as AppendPromptLogprob takes it; `ids` are the prompt's.
+PromptToken TokenOf(const EchoedPrompt& prompt, std::span<const int32_t> ids, size_t i);
+// What the answer holds in memory.
+size_t HeldBytes(const Answer& answer);
 
 // Of one or more prompts of one endpoint; a prompt's choices are its samples by index, or the best of them where fewer are wanted.
 // What choices repeat of the prompt becomes text once. `tokenizer`, which outlives the body, may be null: choices then carry

@@ -179,7 +179,7 @@ std::string ResponseStream::LogprobsOf(const StreamEvent& event, Choice* choice)
   };
   if (chat_) {
     out += R"({"content":[)";
-    add_entries([&](const AnswerToken& token) { AppendChatLogprob(token, tokenizer_, &out); });
+    add_entries([&](const AnswerToken& token) { AppendChatLogprob(token, tokenizer_, request_->tokens_as_ids, &out); });
     out += "]}";
     return out;
   }

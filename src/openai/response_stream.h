@@ -45,7 +45,7 @@ class ResponseStream final : public AnswerStream {
   // What the event adds to a chat's message, as the fields of a delta; "": nothing.
   std::string DeltaOf(const StreamEvent& event, Choice* choice) const;
   std::string LogprobsOf(const StreamEvent& event, Choice* choice) const;
-  CompletionLogprobs logprobs() const { return {tokenizer_, request_->request.top_logprobs > 0}; }
+  CompletionLogprobs logprobs() const { return {tokenizer_, request_->request.top_logprobs > 0, request_->tokens_as_ids}; }
   bool has_ids() const { return request_->return_token_ids || !tokenizer_; }
 
   const OpenAiRequest* request_;

@@ -131,7 +131,7 @@ void ResponsesWriter::AddLogprobs(const Sample& sample, size_t begin, TextParts*
   const size_t count = logprobs_ ? sample.token_ids.size() - begin : 0;
   parts->AddEach(count, [&sample, begin, tokenizer = tokenizer_](size_t i, std::string* out) {
     if (i > 0) *out += ',';
-    AppendChatLogprob(TokenOf(sample, begin + i), tokenizer, out);
+    AppendChatLogprob(TokenOf(sample, begin + i), tokenizer, /*as_ids=*/false, out);
   });
   parts->AddView("]");
 }

@@ -1,8 +1,12 @@
 #include "openai/sampling_fields.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <string_view>
 #include <system_error>
+
+#include "core/quoted.h"
 
 namespace coppice::openai {
 namespace {
@@ -35,6 +39,19 @@ void TakeSampling(FieldReader& fields, SamplingParams* sampling) {
   if (sampling->top_k == -1) sampling->top_k = 0;
   fields.Take("min_p", &sampling->min_p);
   fields.Take("repetition_penalty", &sampling->repetition_penalty);
+  std::optional<std::string> mode;
+  fields.Take("logprobs_mode", &mode);
+  if (!mode) return;
+  const Result<LogprobsMode> parsed = ParseLogprobsMode(*mode);
+  if (!parsed.ok())
+    return fields.Fail("logprobs_mode", InvalidArgument(fmt::format("logprobs_mode: {}", parsed.status().message())));
+  sampling->logprobs_mode = *parsed;
+}
+
+Result<LogprobsMode> ParseLogprobsMode(std::string_view name) {
+  if (name == "raw" || name == "raw_logprobs") return LogprobsMode::kRaw;
+  if (name == "processed" || name == "processed_logprobs") return LogprobsMode::kProcessed;
+  return InvalidArgument(fmt::format("{} is neither raw_logprobs (raw) nor processed_logprobs (processed)", Quoted(name)));
 }
 
 void TakeSeed(FieldReader& fields, uint64_t* seed) {
