@@ -33,6 +33,7 @@
 #include "grammar/fork_server.h"
 #include "grammar/grammar_compiler.h"
 #include "hub/model_store.h"
+#include "openai/sampling_fields.h"
 #include "server/http_server.h"
 #include "server/service.h"
 #include "server/serving.h"
@@ -54,6 +55,7 @@ struct ServeOptions {
   double max_prefix_ttl = 0, drain_seconds = 60;
   openai::UnknownFields unknown_fields = openai::UnknownFields::kIgnore;
   SamplingSource sampling_defaults = SamplingSource::kModel;
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   bool allow_public = false, log_json = false, log_text = false, null = false;
   std::chrono::nanoseconds null_step{};
 };
@@ -115,6 +117,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   service_options.answers = options.answers;
   service_options.rules = {.unknown_fields = options.unknown_fields,
                            .sampling = SamplingOf(options.sampling_defaults, engine->model_info())};
+  service_options.rules.sampling.logprobs_mode = options.logprobs_mode;
   service_options.log_form = options.log_json ? server::LogForm::kJson : server::LogForm::kText;
   service_options.log_text = options.log_text;
   service_options.max_waiting = options.engine.max_waiting;
@@ -321,6 +324,10 @@ Command AddServeCommand(CLI::App& app) {
       ->capture_default_str();
   command->option_defaults()->group("Options");
   AddSamplingDefaults(*command, options->sampling_defaults);
+  AddParsed<LogprobsMode>(*command, "--logprobs-mode", options->logprobs_mode, openai::ParseLogprobsMode,
+                          "Log-probabilities of outputs where a request does not say (\"logprobs_mode\"): raw_logprobs, of the "
+                          "model's distribution, or processed_logprobs, after penalties, temperature and filters")
+      ->default_str("raw_logprobs");
   AddParsed<openai::UnknownFields>(*command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
                                    "Fields of requests that are not known and would change no answer: ignore (told in the header "
                                    "x-coppice-ignored-fields and in the log), or refuse")

@@ -50,12 +50,12 @@ BodyError TooLarge(const AnswerLimits& limits, double bytes, const std::string& 
 }  // namespace
 
 BodyError CheckAnswer(const AnswerLimits& limits, int32_t max_context, std::span<OpenAiRequest> prompts) {
-  const OpenAiRequest& first = prompts.front();  // all else is the same for all
-  if (limits.max_choices > 0 && first.request.n > limits.max_choices) {
-    const char* const param = first.request.n > first.choices ? "best_of" : "n";
+  for (const OpenAiRequest& prompt : prompts) {
+    if (limits.max_choices == 0 || prompt.request.n <= limits.max_choices) continue;
+    const char* const param = prompt.request.n > prompt.choices ? "best_of" : "n";
     return {InvalidArgument(fmt::format("{} is {}, and the server makes {} choices of a prompt at most (--max-choices); send "
                                         "several requests: what their prompts have in common is computed once",
-                                        param, first.request.n, limits.max_choices)),
+                                        param, prompt.request.n, limits.max_choices)),
             param};
   }
   const auto max_bytes = static_cast<double>(limits.max_bytes);
@@ -72,7 +72,7 @@ BodyError CheckAnswer(const AnswerLimits& limits, int32_t max_context, std::span
   }
   return TooLarge(limits, bytes,
                   fmt::format("{} choices with {} tokens of echoed prompts and {} of output, {} alternatives of each", choices,
-                              prompt_tokens, output_tokens, first.request.top_logprobs),
+                              prompt_tokens, output_tokens, prompts.front().request.top_logprobs),
                   "ask for fewer choices, tokens or alternatives, or leave echo out", choices > 1 ? "n" : "max_tokens");
 }
 

@@ -45,14 +45,7 @@ void GenerationCall::Start(Parts parts) {
 
 void GenerationCall::SubmitPrompts() {
   for (Prompt& prompt : prompts_) {
-    Request& kept = prompt.answer.request.request;
-    Request request = std::exchange(kept, Request());
-    kept.echo = request.echo;  // what the answer's form depends on stays
-    kept.top_logprobs = request.top_logprobs;
-    prompt.answer.request.text.reset();  // the engine has its tokens
-    prompt.answer.request.fim.reset();
-    prompt.answer.request.prompt_ids = {};
-    if (!Submit(std::move(request))) return;
+    if (!Submit(prompt.answer.request.TakeRequest())) return;
   }
   if (streams_.empty()) return;
   responder_->BeginStream();  // before what the first event brings
@@ -133,7 +126,7 @@ void GenerationCall::SendWhole() {
     const openai::EchoedPrompt& echo = answer.output.prompt;
     answer.usage = counts()[i].usage(answer.usage.prompt);
     bytes += AnswerBytes(request, {.choices = request.choices,
-                                   .prompt_tokens = std::ssize(echo.token_ids),
+                                   .prompt_tokens = std::ssize(echo.token_ids.empty() ? request.prompt_ids : echo.token_ids),
                                    .prompt_bytes = std::ssize(echo.text),
                                    .output_tokens = answer.usage.completion});
     voted |= request.vote.has_value();

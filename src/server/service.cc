@@ -17,8 +17,11 @@
 #include "core/quoted.h"
 #include "core/random_bytes.h"
 #include "openai/answer_size.h"
+#include "openai/field_reader.h"
 #include "openai/infill_request.h"
 #include "openai/ordered_parts.h"
+#include "openai/sglang_request.h"
+#include "openai/tokens_request.h"
 #include "server/body_decoder.h"
 #include "server/compile_call.h"
 #include "server/errors.h"
@@ -59,7 +62,8 @@ struct Service::JsonBody {
   openai::OrderedParts ordered = {};
 };
 
-std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& call, std::optional<openai::Endpoint> endpoint) {
+std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& call, std::optional<openai::Endpoint> endpoint,
+                                                   std::string_view member) {
   const std::string text = std::exchange(call->request.body, {});
   Result<json> body = ParseJson(text);
   if (!body.ok()) {
@@ -69,9 +73,15 @@ std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& 
   JsonBody taken = {.json = DismantledJson(*std::move(body))};
   if (!endpoint) return taken;
   openai::BodyError error;
-  std::optional<openai::OrderedParts> ordered = openai::ReadOrderedParts(*endpoint, *taken.json, text, &error);
+  const json* of_parts = &*taken.json;
+  if (!member.empty()) {
+    if (!of_parts->is_object() || !of_parts->contains(member)) return taken;
+    of_parts = &(*of_parts)[std::string(member)];
+  }
+  std::optional<openai::OrderedParts> ordered =
+      openai::ReadOrderedParts(*endpoint, *of_parts, text, &error, std::span(&member, member.empty() ? 0 : 1));
   if (!ordered) {
-    Answer(call, ErrorResponse(error.status, error.param));
+    Answer(call, ErrorResponse(error.status, openai::Within(std::string(member), error.param)));
     return std::nullopt;
   }
   taken.ordered = *std::move(ordered);
@@ -116,6 +126,8 @@ std::vector<Route> Service::Routes() {
       {"POST", "/v1/chat/completions", by(&Service::ChatCompletions), BodyKind::kJson},
       {"POST", "/v1/responses", by(&Service::Responses), BodyKind::kJson},
       {"POST", "/infill", by(&Service::Infill), BodyKind::kJson},
+      {"POST", "/inference/v1/generate", by(&Service::GenerateTokens), BodyKind::kJson},
+      {"POST", "/generate", by(&Service::SglangGenerate), BodyKind::kJson},
       {"POST", "/v1/score", by(&Service::Score), BodyKind::kJson},
       {"GET", kFilesPath, by(&Service::FilesAndBatches)},
       {"POST", kFilesPath, by(&Service::FilesAndBatches), BodyKind::kForm},
@@ -378,6 +390,28 @@ void Service::Infill(const std::shared_ptr<Call>& call) {
   Take(call, std::move(prompts), seeded);
 }
 
+void Service::GenerateTokens(const std::shared_ptr<Call>& call) {
+  if (RefuseWhenDraining(call)) return;
+  const std::optional<JsonBody> body = TakeBody(call, openai::Endpoint::kCompletions, "sampling_params");
+  if (!body) return;
+  openai::BodyError error;
+  std::optional<openai::OpenAiRequest> parsed = openai::ParseTokens(*body->json, parser_, &error, body->ordered.schema);
+  if (!parsed) return Answer(call, ErrorResponse(error.status, error.param));
+  std::vector<openai::OpenAiRequest> prompts;
+  prompts.push_back(*std::move(parsed));
+  Take(call, std::move(prompts), openai::IsSeededTokens(*body->json));
+}
+
+void Service::SglangGenerate(const std::shared_ptr<Call>& call) {
+  if (RefuseWhenDraining(call)) return;
+  const std::optional<JsonBody> body = TakeBody(call);
+  if (!body) return;
+  openai::BodyError error;
+  std::optional<openai::SglangRequests> parsed = openai::ParseSglang(*body->json, parser_, &error);
+  if (!parsed) return Answer(call, ErrorResponse(error.status, error.param));
+  Take(call, std::move(parsed->prompts), parsed->seeded);
+}
+
 void Service::Take(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts, bool seeded) {
   if (!prompts.empty()) TellIgnored(call, prompts.front().ignored_fields);
   int64_t samples = 0;
@@ -396,8 +430,10 @@ void Service::Take(const std::shared_ptr<Call>& call, std::vector<openai::OpenAi
       return Answer(call, ErrorResponse(error.status, error.param));
     }
     parser_.SetPrompt(*std::move(ids), &prompt);
-    if (const Status allowed = access_.Complete(call->key, &prompt.request); !allowed.ok())
-      return Answer(call, ErrorResponse(allowed, "priority"));
+    if (Status allowed = access_.Complete(call->key, &prompt.request); !allowed.ok()) {
+      const openai::BodyError error = prompt.InItsWords({.status = std::move(allowed), .param = "priority"});
+      return Answer(call, ErrorResponse(error.status, error.param));
+    }
   }
   if (openai::BodyError fits = CheckAnswer(options_.answers, options_.max_context, prompts); !fits.status.ok()) {
     const openai::BodyError error = prompts.front().InItsWords(std::move(fits));
@@ -448,7 +484,10 @@ void Service::AnswerUncompiled(const std::shared_ptr<Call>& call, const openai::
 void Service::Start(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts) {
   GenerationCall::Start({.engine = &engine_,
                          .prompts = std::move(prompts),
-                         .facts = {.id = call->request.id, .created = Now(), .model = options_.model},
+                         .facts = {.id = call->request.id,
+                                   .created = Now(),
+                                   .model = options_.model,
+                                   .version_label = [this](int64_t number) { return engine_.WeightLabel(number); }},
                          .responder = call->responder,
                          .on_end = [this, call, admission = call->admission](const GenerationCall::Outcome& outcome) {
                            call->usage = outcome.usage;

@@ -89,8 +89,9 @@ class Service {
 
   // Parses the body and frees its text: the call may last for long. Nothing, with the answer given, where it cannot be read.
   struct JsonBody;
-  // `endpoint`: whose OrderedParts it may have.
-  std::optional<JsonBody> TakeBody(const std::shared_ptr<Call>& call, std::optional<openai::Endpoint> endpoint = {});
+  // `endpoint`: whose OrderedParts it may have, in the body's object `member`; empty: in the body itself.
+  std::optional<JsonBody> TakeBody(const std::shared_ptr<Call>& call, std::optional<openai::Endpoint> endpoint = {},
+                                   std::string_view member = {});
 
   void Health(const std::shared_ptr<Call>& call);
   void Ready(const std::shared_ptr<Call>& call);
@@ -106,6 +107,8 @@ class Service {
   void ChatCompletions(const std::shared_ptr<Call>& call);
   void Responses(const std::shared_ptr<Call>& call);
   void Infill(const std::shared_ptr<Call>& call);
+  void GenerateTokens(const std::shared_ptr<Call>& call);
+  void SglangGenerate(const std::shared_ptr<Call>& call);
   void Score(const std::shared_ptr<Call>& call);
   void PutPrefix(const std::shared_ptr<Call>& call);
   void GetPrefix(const std::shared_ptr<Call>& call);

@@ -125,6 +125,41 @@ TEST_F(ServiceTest, RoutesThatThereAre) {
     EXPECT_TRUE(description["paths"].contains(path)) << path;
 }
 
+TEST_F(ServiceTest, TokensTellWhichWeightsChoseThem) {
+  const json ask = {{"token_ids", {1, 2, 3}}, {"sampling_params", {{"max_tokens", 8}, {"seed", 1}, {"ignore_eos", true}}}};
+  const auto tokens = Post("/inference/v1/generate", ask.dump());
+  const auto text = Post("/generate", R"({"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8, "ignore_eos": true}})");
+  harness_.Step(3);
+  const float seed = 5;
+  const WeightTensor weights{.name = std::string(FakeRunner::kSeedTensor), .dtype = DType::kF32, .shape = {1}, .data = &seed};
+  ASSERT_TRUE(harness_.engine().UpdateWeights({&weights, 1}, {.when = PauseMode::kKeep, .label = "step-7"}).ok());
+  harness_.RunToEnd();
+  EXPECT_EQ(tokens->body()["choices"][0]["weight_versions"],
+            json::parse(R"([{"version": "0", "start": 0, "end": 3}, {"version": "step-7", "start": 3, "end": 8}])"));
+  EXPECT_EQ(text->body()["meta_info"]["weight_version"], "step-7");
+  EXPECT_EQ(text->body()["meta_info"]["weight_versions"].size(), 2u);
+}
+
+TEST_F(ServiceTest, TheRestOfAGroupIsAnsweredWithWhatThereIs) {
+  const auto ask = [&](int tokens) {
+    return Post("/inference/v1/generate", json({{"token_ids", {1, 2, 3}},
+                                                {"group_id", "g"},
+                                                {"min_answered", 1},
+                                                {"sampling_params", {{"max_tokens", tokens}, {"ignore_eos", true}}}})
+                                              .dump());
+  };
+  const auto long_one = ask(40), short_one = ask(3);
+  harness_.RunToEnd();
+  EXPECT_EQ(short_one->body()["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(long_one->response->status, 200);
+  EXPECT_EQ(long_one->body()["choices"][0]["finish_reason"], "abort");
+  EXPECT_EQ(long_one->body()["choices"][0]["token_ids"].size(), 3u);
+  const auto late = ask(5);
+  harness_.RunToEnd();
+  EXPECT_EQ(late->body()["choices"][0]["token_ids"], json::array());
+  EXPECT_THAT(Metrics(), HasSubstr("coppice_http_requests_active 0"));
+}
+
 TEST_F(ServiceTest, ThePageLoadsNothingFromElsewhere) {
   const auto page = Get("/");
   EXPECT_EQ(page->response->content_type, "text/html; charset=utf-8");
