@@ -216,6 +216,7 @@ TEST(Engine, RanksAreThoseOfEachPlaceOfPromptAndOutput) {
       Request request{.prompt_ids = {1, 2, 1, 2, 1, 2}, .n = 2, .max_tokens = 20};
       request.sampling.logit_bias = {{3, 4.0f}};
       request.sampling.logprobs_mode = mode;
+      request.sampling.temperature = 0.5f;
       request.ranks = request.prompt_logprobs = true;
       request.top_logprobs = 1;
       request.prompt_top_logprobs = 3;
@@ -236,6 +237,11 @@ TEST(Engine, RanksAreThoseOfEachPlaceOfPromptAndOutput) {
             const std::vector<int32_t> before(texts[0].begin(), texts[0].begin() + static_cast<std::ptrdiff_t>(i));
             EXPECT_EQ(event.prompt_ranks[i], rank_after(before, texts[0][i], 0)) << i;
             ASSERT_EQ(event.prompt_top_logprobs[i].size(), 3u);
+            const std::vector<float> logits = harness.model().LogitsAfter(before);
+            const double temperature = mode == LogprobsMode::kProcessed ? 0.5 : 1.0;
+            double sum = 0;
+            for (const float logit : logits) sum += std::exp(logit / temperature);
+            EXPECT_NEAR(*event.prompt_logprobs[i], logits[texts[0][i]] / temperature - std::log(sum), 1e-5);
             if (event.prompt_ranks[i] <= 3) {
               EXPECT_EQ(event.prompt_top_logprobs[i][event.prompt_ranks[i] - 1].token, texts[0][i]);
             }

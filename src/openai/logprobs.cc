@@ -79,7 +79,16 @@ void CompletionLogprobs::Append(LogprobColumn column, const AnswerToken& token, 
       *out += DumpJson(as_ids_ ? IdName(token.id) : std::string(TokenText(tokenizer_, token.id)));
       return;
     case LogprobColumn::kLogprobs: *out += token.logprob ? DumpJson(*token.logprob) : "null"; return;
-    case LogprobColumn::kTop: *out += token.top ? DumpJson(Alternatives(*token.top, tokenizer_, as_ids_)) : "null"; return;
+    case LogprobColumn::kTop: {
+      if (!token.top && !(as_ids_ && token.logprob)) {
+        *out += "null";
+        return;
+      }
+      ordered_json entries = token.top ? Alternatives(*token.top, tokenizer_, as_ids_) : ordered_json::object();
+      if (as_ids_ && token.logprob) entries[IdName(token.id)] = *token.logprob;
+      *out += DumpJson(std::move(entries));
+      return;
+    }
     case LogprobColumn::kOffsets:
       *out += std::to_string(*offset);
       *offset += TokenCharacters(tokenizer_, token.id);

@@ -32,12 +32,13 @@ inline constexpr std::array kLogprobColumns = {LogprobColumn::kTokens, LogprobCo
 
 class CompletionLogprobs {
  public:
-  // `with_top`: kTop has entries, else it is null instead of a list. `as_ids`: tokens are named by their ids.
+  // `with_top`: kTop has entries, else it is null instead of a list. `as_ids`: tokens are named by their ids, and kTop has entries
+  // anyway, each with the token itself among the others, as vLLM's clients expect.
   CompletionLogprobs(const Tokenizer* tokenizer, bool with_top, bool as_ids)
       : tokenizer_(tokenizer), with_top_(with_top), as_ids_(as_ids) {}
 
   // Whether the column has entries, which come between what it begins and what it ends with.
-  bool has(LogprobColumn column) const { return column != LogprobColumn::kTop || with_top_; }
+  bool has(LogprobColumn column) const { return column != LogprobColumn::kTop || with_top_ || as_ids_; }
   std::string Begin(LogprobColumn column) const;
   std::string_view End(LogprobColumn column) const;
   // The column's entry of `token`. `*offset`: characters of the choice before it, which kOffsets counts on.

@@ -290,6 +290,11 @@ TEST_F(RolloutRoutesTest, CompletionsTellPromptsAndTheirLogprobs) {
   EXPECT_EQ(body["choices"][0]["token_ids"], json({'a', 'b', 9}));
   EXPECT_EQ(body["choices"][0]["logprobs"]["tokens"], json({"token_id:97", "token_id:98", "token_id:9"}));
   EXPECT_EQ(body["choices"][0]["logprobs"]["top_logprobs"][1], json({{"token_id:99", -0.25}, {"token_id:98", -1.0}}));
+  EXPECT_EQ(body["choices"][0]["logprobs"]["top_logprobs"][2],
+            json({{"token_id:99", -0.5}, {"token_id:100", -1.5}, {"token_id:9", -2.0}}));  // the token itself, as in vLLM
+  const json chosen = AnswerTo({Completion(json::parse(R"({"logprobs": 0, "return_tokens_as_token_ids": true})"))},
+                               {.samples = {{.token_ids = {'a'}, .logprobs = {-1}, .finish_reason = FinishReason::kStop}}});
+  EXPECT_EQ(chosen["choices"][0]["logprobs"]["top_logprobs"], json::parse(R"([{"token_id:97": -1.0}])"));
   EXPECT_EQ(body["choices"][1]["finish_reason"], "abort");
   EXPECT_EQ(body["choices"][3]["index"], 3);
 

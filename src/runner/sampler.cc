@@ -83,11 +83,11 @@ void Sampler::Run(std::span<const SampleTask> samples, std::span<const ScoreTask
 }
 
 void Sampler::Score(const ScoreTask& task, Scratch& scratch) {
+  const float temperature = task.scores.empty() ? 1.0f : task.scores.front().temperature;
   const float max = ScanMaxima(task.logits, scratch.maxima);
-  const double sum = ScanExpSums(task.logits, max, 1.0f, scratch.sums);
-  const double log_sum = std::log(sum);
-  for (size_t i = 0; i < task.scores.size(); ++i)
-    task.logprobs[i] = static_cast<float>(task.logits[task.scores[i].token] - max - log_sum);
+  const double sum = ScanExpSums(task.logits, max, 1.0f / temperature, scratch.sums);
+  const Normaliser normaliser = {.max = max, .temperature = temperature, .log_sum = std::log(sum)};
+  for (size_t i = 0; i < task.scores.size(); ++i) task.logprobs[i] = normaliser.LogprobOf(task.logits[task.scores[i].token]);
   if (!std::isfinite(max) || !std::isfinite(sum)) {
     std::ranges::fill(task.top_logprobs, TokenLogprob{});
     return;
@@ -95,7 +95,7 @@ void Sampler::Score(const ScoreTask& task, Scratch& scratch) {
   for (size_t i = 0; i < task.scores.size(); ++i) {
     if (task.scores[i].wants_rank) task.ranks[i] = RankOf(task.logits, task.scores[i].token);
   }
-  if (!task.top_logprobs.empty()) FillTopLogprobs(task.logits, {.max = max, .log_sum = log_sum}, scratch, task.top_logprobs);
+  if (!task.top_logprobs.empty()) FillTopLogprobs(task.logits, normaliser, scratch, task.top_logprobs);
 }
 
 void Sampler::Sample(const SampleTask& task, Scratch& scratch) {

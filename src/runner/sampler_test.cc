@@ -162,6 +162,17 @@ TEST(Sampler, RanksCountWhatIsMoreProbable) {
   std::vector<int32_t> ranks(6);
   sampler.Run({}, std::vector<ScoreTask>{{.logits = logits, .scores = scores, .logprobs = logprobs, .ranks = ranks}});
   EXPECT_EQ(ranks, (std::vector<int32_t>{5, 1, 0, 2, 6, 4}));
+  // At another temperature.
+  std::vector<TokenLogprob> top(3);
+  for (Score& score : scores) score.temperature = 0.5f;
+  sampler.Run(
+      {}, std::vector<ScoreTask>{{.logits = logits, .scores = scores, .logprobs = logprobs, .ranks = ranks, .top_logprobs = top}});
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(2.0 * logit);
+  for (int32_t token = 0; token < 4; ++token) EXPECT_NEAR(logprobs[token], 2.0 * logits[token] - std::log(sum), 1e-5);
+  EXPECT_EQ(top[2].token, 2);
+  EXPECT_NEAR(top[2].logprob, 4 - std::log(sum), 1e-5);
+  EXPECT_EQ(ranks, (std::vector<int32_t>{5, 1, 0, 2, 6, 4}));
   // Raw: of the model, whatever bias chose the token.
   const SamplingParams params{.temperature = 0, .logit_bias = {{0, 9.0f}}};
   EXPECT_EQ(DrawMany(logits, params, 1, {.wants_rank = true})[0].rank, 5);

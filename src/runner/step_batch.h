@@ -76,6 +76,7 @@ struct Drafting {
 struct Score {
   int32_t row = 0, token = 0;
   bool wants_rank = false;   // StepResult::score_ranks
+  float temperature = 1;     // of the distribution that it is of; of one row the same, above 0
   uint8_t top_logprobs = 0;  // as Draw's; of one row the same number
   int32_t top_begin = 0;     // where they go in StepResult::top_logprobs; the same place for all scores of a row
 };

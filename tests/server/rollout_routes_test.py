@@ -85,6 +85,14 @@ class RolloutRoutesTest(unittest.TestCase):
         self.assertEqual(processed["rank"], unprocessed["rank"])
         self.assertEqual(len(processed["top_logprobs"]), 20)  # the token and 19 others: nothing else may come
         self.assertAlmostEqual(sum(math.exp(other["logprob"]) for other in processed["top_logprobs"]), 1, 5)
+        # Of the prompt: at the temperature.
+        sides = [self.tokens(sampling={"prompt_logprobs": 5, "logprobs_mode": mode, "top_k": 20})["prompt_logprobs"] for mode in ("raw", "processed")]
+        for of_model, at_temperature in zip(sides[0][1:], sides[1][1:], strict=True):
+            self.assertEqual({token: entry["rank"] for token, entry in of_model.items()}, {token: entry["rank"] for token, entry in at_temperature.items()})
+            best = min(of_model, key=lambda token: of_model[token]["rank"])
+            for token, entry in of_model.items():
+                distance = at_temperature[best]["logprob"] - at_temperature[token]["logprob"]
+                self.assertAlmostEqual(distance, (of_model[best]["logprob"] - entry["logprob"]) / 0.7, 4)
         with Server("--deterministic", "--logprobs-mode", "processed_logprobs") as server:
             self.assertEqual(self.tokens(server, sampling={"logprobs": 128, "top_k": 20})["choices"][0]["logprobs"], both[1]["logprobs"])
             status, completion = server.complete(prompt=PROMPT, logprobs=0, top_k=20, **SAMPLING)
@@ -98,6 +106,14 @@ class RolloutRoutesTest(unittest.TestCase):
         self.assertEqual(status, 200)
         self.assertEqual([len(choice["prompt_logprobs"]) for choice in completion["choices"]], [20, 20, 2, 2])
         self.assertEqual([choice["prompt_token_ids"] for choice in completion["choices"]], [PROMPT, PROMPT, [8, 9], [8, 9]])
+        # What TRL sends and reads.
+        status, trl = self.server.complete(prompt=[PROMPT, [8, 9]], n=2, logprobs=0, return_token_ids=True, return_tokens_as_token_ids=True,
+                                           max_tokens=3, top_k=0, min_p=0.0, repetition_penalty=1.0)
+        self.assertEqual(status, 200)
+        for choice in trl["choices"]:
+            of_tokens = choice["logprobs"]
+            self.assertEqual(of_tokens["tokens"], [f"token_id:{token}" for token in choice["token_ids"]])
+            self.assertEqual(of_tokens["top_logprobs"], [{name: value} for name, value in zip(of_tokens["tokens"], of_tokens["token_logprobs"])])
         for logprobs in (completion["choices"][1]["prompt_logprobs"], self.tokens(sampling={"prompt_logprobs": 100})["prompt_logprobs"]):
             self.assertIsNone(logprobs[0])
             for token, of_place, value in zip(PROMPT[1:], logprobs[1:], expected[1:], strict=True):

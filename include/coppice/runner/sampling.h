@@ -12,7 +12,7 @@ namespace coppice {
 enum class LogprobsMode : uint8_t {
   kRaw,  // the model's own, before sampling parameters
   // The one that the token is drawn from: after penalties, bias, constraint, temperature and filters. Temperature 0 counts as 1
-  // here, without filters.
+  // here, without filters. Of a prompt's tokens: at the temperature, without all else.
   kProcessed,
 };
 constexpr std::string_view Name(LogprobsMode mode) {
@@ -36,8 +36,8 @@ struct SamplingParams {
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;  // of StreamEvent::logprobs, top_logprobs and ranks
 };
 
-// A token that could have come, and the natural logarithm of its probability: of an output's by SamplingParams::logprobs_mode, of a
-// prompt's the model's own.
+// A token that could have come, and the natural logarithm of its probability, of the distribution that
+// SamplingParams::logprobs_mode says.
 struct TokenLogprob {
   int32_t token = -1;
   float logprob = 0.0f;

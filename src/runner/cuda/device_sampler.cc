@@ -196,11 +196,15 @@ class CudaSampler final : public DeviceSampler {
     num_scores_ = static_cast<int32_t>(count);
     for (size_t i = 0; i < count; ++i) {
       const coppice::Score& score = batch.scores[i];
-      specs[i] = {.row = rows.of_scores()[i], .token = score.token, .wants_rank = score.wants_rank};
+      specs[i] = {
+          .row = rows.of_scores()[i], .token = score.token, .wants_rank = score.wants_rank, .temperature = score.temperature};
       if (score.top_logprobs == 0 || (i > 0 && batch.scores[i - 1].row == score.row)) continue;
       COPPICE_CHECK(std::cmp_less(num_score_tops_, tops.size()));
-      tops[num_score_tops_++] = {
-          .row = specs[i].row, .temperature = 0, .top_begin = score.top_begin, .top_count = score.top_logprobs};
+      tops[num_score_tops_++] = {.row = specs[i].row,
+                                 .temperature = score.temperature == 1 ? 0 : score.temperature,
+                                 .top_begin = score.top_begin,
+                                 .top_count = score.top_logprobs,
+                                 .processed = score.temperature != 1};
     }
     COPPICE_RETURN_IF_ERROR(score_tops_.Upload(device_, step, num_score_tops_, stream));
     return score_specs_.Upload(device_, step, count, stream);

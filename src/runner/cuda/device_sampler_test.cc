@@ -425,6 +425,7 @@ TEST_F(DeviceSamplerTest, MostProbableTokensAndScoresAreTheHosts) {
         batch.scores.push_back({.row = row,
                                 .token = (row + token) % vocab,
                                 .wants_rank = true,
+                                .temperature = row % 3 == 0 ? 0.7f : 1.0f,
                                 .top_logprobs = beside,
                                 .top_begin = batch.num_top_logprobs});
       }

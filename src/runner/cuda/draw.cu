@@ -277,9 +277,10 @@ __global__ void __launch_bounds__(kPlainThreads) ScoreKernel(const LogitMatrix l
   if (values == nullptr) return;
   LogitRow<PlainLogits, kPlainThreads> row({values}, logits.vocab, shared);
   const float max = row.Max();
-  const double sum = row.Sum([&](int i) { return expf(values[i] - max); });
+  const float inverse = 1.0f / spec.temperature;
+  const double sum = row.Sum([&](int i) { return expf((values[i] - max) * inverse); });
   const int rank = spec.wants_rank && isfinite(max) && isfinite(sum) ? row.RankOf(spec.token) : 0;
-  if (threadIdx.x == 0) scores[blockIdx.x] = {static_cast<float>(values[spec.token] - max - log(sum)), rank};
+  if (threadIdx.x == 0) scores[blockIdx.x] = {static_cast<float>((values[spec.token] - max) / spec.temperature - log(sum)), rank};
 }
 
 __global__ void TakeDrawnKernel(const DrawnRow* rows, int count, const DrawnToken* drawn, int32_t* token_ids) {

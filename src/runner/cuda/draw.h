@@ -50,6 +50,7 @@ struct DrawnRow {
 struct ScoreSpec {
   int32_t row = 0, token = 0;
   bool wants_rank = false;
+  float temperature = 1;
 };
 
 struct TokenScore {
