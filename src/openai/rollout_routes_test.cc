@@ -153,6 +153,8 @@ TEST_F(RolloutRoutesTest, TokensHaveVllmsNames) {
   EXPECT_THAT(parsed.ignored_fields, IsEmpty());
   EXPECT_TRUE(Tokens(json::object()).no_limit);  // up to the end of the context
   EXPECT_FALSE(Tokens(json::object()).request.ranks);
+  (void)Tokens(
+      json::parse(R"({"sampling_params": {"skip_special_tokens": false, "include_stop_str_in_output": true}})"));  // of text
   EXPECT_EQ(Tokens(json::object()).request.sampling.logprobs_mode, LogprobsMode::kRaw);
   EXPECT_THAT(Tokens(json::parse(R"({"sampling_params": {"mood": 1}, "weather": 2})")).ignored_fields,
               ElementsAre("sampling_params.mood", "weather"));
@@ -174,7 +176,7 @@ TEST_F(RolloutRoutesTest, TokensAreRefusedByTheBodysNames) {
       {R"({"sampling_params": {"output_kind": 3}})", "sampling_params.output_kind"},
       {R"({"stream": true, "sampling_params": {"output_kind": "cumulative"}})", "sampling_params.output_kind"},
       {R"({"sampling_params": {"bad_words": ["x"]}})", "sampling_params.bad_words"},
-      {R"({"sampling_params": {"skip_special_tokens": false}})", "sampling_params.skip_special_tokens"},
+      {R"({"output_mode": "text", "sampling_params": {"skip_special_tokens": false}})", "sampling_params.skip_special_tokens"},
       {R"({"sampling_params": {"structured_outputs": {"regex": "a", "choice": ["b"]}}})", "sampling_params.structured_outputs"},
       {R"({"features": {"mm_hashes": {}}})", "features"},
       {R"({"output_mode": "audio"})", "output_mode"},
@@ -440,6 +442,24 @@ TEST_F(RolloutRoutesTest, SglangsAnswers) {
   EXPECT_EQ(list[4]["index"], 4);
   EXPECT_EQ(list[4]["text"], "c");
   EXPECT_FALSE(list[4]["meta_info"].contains("output_token_logprobs"));
+}
+
+TEST_F(RolloutRoutesTest, SglangsTextsKeepWhatIsAskedFor) {
+  const auto text = [&](const char* params, const Sample& sample) {
+    const json ask = {{"text", "a"}, {"sampling_params", json::parse(params)}};
+    return AnswerTo(Sglang(ask).prompts, {.samples = {sample}})["text"].get<std::string>();
+  };
+  const Sample by_token = {
+      .text = "ab", .token_ids = {'a', 'b', '!'}, .logprobs = {-1, -1, -1}, .finish_reason = FinishReason::kStop};
+  EXPECT_EQ(text(R"({"spaces_between_special_tokens": false})", by_token), "ab");
+  EXPECT_EQ(text(R"({"no_stop_trim": true, "skip_special_tokens": false, "spaces_between_special_tokens": false})", by_token),
+            "ab!");
+  EXPECT_EQ(text(R"({"skip_special_tokens": false})", by_token), "ab");
+  Sample by_text = by_token;
+  by_text.stop = 0;
+  by_text.text = "a";
+  EXPECT_EQ(text(R"({"stop": "b!", "no_stop_trim": true})", by_text), "ab!");
+  EXPECT_EQ(text(R"({"stop": "b!", "skip_special_tokens": false})", by_text), "a");
 }
 
 TEST_F(RolloutRoutesTest, SglangsStreamsTellAllThatThereIsSoFar) {

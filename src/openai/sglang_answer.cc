@@ -36,6 +36,20 @@ ordered_json FinishReasonOf(const OpenAiRequest& request, const Sample& sample) 
   return nullptr;
 }
 
+std::string TextOf(const OpenAiRequest& request, const Sample& sample, const Tokenizer* tokenizer) {
+  const SglangForm& form = *request.sglang;
+  if (!tokenizer || (!form.keeps_special && !form.keeps_stop)) return sample.text;
+  std::span<const int32_t> ids = sample.token_ids;
+  const bool stopped = sample.finish_reason == FinishReason::kStop;
+  if (stopped && !form.keeps_stop && !sample.stop && !ids.empty()) ids = ids.first(ids.size() - 1);  // the token that ended it
+  std::string text = tokenizer->Decode(ids, form.keeps_special);
+  if (stopped && !form.keeps_stop && sample.stop) {
+    const size_t at = text.find(request.request.stop[static_cast<size_t>(*sample.stop)]);
+    if (at != text.npos) text.resize(at);
+  }
+  return text;
+}
+
 // Writes a sample's object. What is given outlives the parts, which hold copies of the writer.
 class ObjectWriter {
  public:
@@ -47,8 +61,8 @@ class ObjectWriter {
     const bool is_list = request_.sglang->is_list;
     parts->Add(fmt::format(R"({{{}"text":{},"output_ids":{},"meta_info":{{"id":{},"finish_reason":{},"prompt_tokens":{},)"
                            R"("completion_tokens":{},"cached_tokens":{},"weight_version":{},"weight_versions":{})",
-                           is_list ? fmt::format(R"("index":{},)", place) : "", DumpJson(sample.text), DumpJson(sample.token_ids),
-                           DumpJson(request_.client_id.empty() ? facts_.id : request_.client_id),
+                           is_list ? fmt::format(R"("index":{},)", place) : "", DumpJson(TextOf(request_, sample, tokenizer_)),
+                           DumpJson(sample.token_ids), DumpJson(request_.client_id.empty() ? facts_.id : request_.client_id),
                            DumpJson(FinishReasonOf(request_, sample)), usage.prompt, sample.token_ids.size(), usage.cached,
                            DumpJson(VersionName(facts_, sample.versions.empty() ? 0 : sample.versions.back().version)),
                            DumpJson(VersionsOf(sample, facts_))));

@@ -42,9 +42,6 @@ constexpr Renamed kSampling[] = {{"max_new_tokens", "max_tokens"},
                                  {"regex", "regex"},
                                  {"stop_regex", "stop_regex"},
                                  {"structural_tag", "structural_tag"},
-                                 {"skip_special_tokens", "skip_special_tokens"},
-                                 {"spaces_between_special_tokens", "spaces_between_special_tokens"},
-                                 {"no_stop_trim", "no_stop_trim"},
                                  {"thinking_budget", "thinking_budget"}};
 // Of the body.
 constexpr Renamed kBody[] = {
@@ -105,8 +102,8 @@ const json* FindEach(FieldReader& fields, const char* name, size_t prompts) {
   return value;
 }
 
-// The fields of a completion that sampling_params stand for.
-void TakeSampling(FieldReader& fields, const json* given, json* completion) {
+// The fields of a completion that sampling_params stand for, and what they say of the answer's form.
+void TakeSampling(FieldReader& fields, const json* given, json* completion, SglangForm* form) {
   constexpr const char* kName = "sampling_params";
   const json none = json::object();
   if (given && !given->is_object()) return fields.Expect(kName, *given, "an object such as {\"max_new_tokens\": 16}");
@@ -115,6 +112,11 @@ void TakeSampling(FieldReader& fields, const json* given, json* completion) {
     if (const json* value = params.Find(sglang)) (*completion)[name] = *value;
   }
   if (const json* schema = params.Find("json_schema")) (*completion)["structured_outputs"] = {{"json", *schema}};
+  bool skips_special = true, spaced = true;
+  params.Take("skip_special_tokens", &skips_special);
+  params.Take("no_stop_trim", &form->keeps_stop);
+  params.Take("spaces_between_special_tokens", &spaced);  // no text has any here
+  form->keeps_special = !skips_special;
   for (const char* const name : kWithoutEffect) params.Find(name);
   if (const BodyError wrong = params.Finish(); !wrong.status.ok()) fields.FailWithin(kName, wrong);
 }
@@ -181,10 +183,11 @@ std::optional<SglangRequests> ParseSglang(const json& body, const OpenAiRequestP
   std::vector<json> completions;
   std::vector<std::string> ids;
   std::vector<int32_t> begins;
+  std::vector<SglangForm> forms;
   for (size_t i = 0; i < count && fields.ok(); ++i) {
     json& completion = completions.emplace_back(common);
     completion["prompt"] = prompts[i];
-    TakeSampling(fields, Of(sampling, i), &completion);
+    TakeSampling(fields, Of(sampling, i), &completion, &forms.emplace_back(form));
     json values = json::object();  // of this prompt, as fields that are read like all others
     const auto put = [&](const char* name, const json* value) {
       if (value && !value->is_null()) values[name] = *value;
@@ -230,7 +233,8 @@ std::optional<SglangRequests> ParseSglang(const json& body, const OpenAiRequestP
       *error = {InvalidArgument("the prompts ask for outputs of different forms; send a request for each"), "sampling_params"};
       return std::nullopt;
     }
-    SglangForm own = form;
+    SglangForm own = forms[i];
+    own.is_list = form.is_list;
     own.with_input_logprobs = begins[i] >= 0;
     own.with_top = prompt.logprobs && prompt.request.top_logprobs > 0;
     if (own.with_input_logprobs) {

@@ -17,6 +17,8 @@ struct SglangForm {
   bool by_ids = false;               // the prompt is input_ids
   bool with_input_logprobs = false;  // of prompt tokens, from Request::prompt_logprobs_begin on
   bool with_top = false;             // top_logprobs_num is above 0
+  bool keeps_special = false;        // skip_special_tokens false: the text has special tokens
+  bool keeps_stop = false;           // no_stop_trim: and what ended it
   bool texts_in_logprobs = false;    // return_text_in_logprobs
 };
 

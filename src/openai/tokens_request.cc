@@ -22,12 +22,13 @@ constexpr const char* kSampling[] = {"n", "presence_penalty", "frequency_penalty
                                      "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens",
                                      "logprobs", "logprobs_mode", "prompt_logprobs", "logit_bias", "structured_outputs",
                                      // What changes the answer and is not supported is refused by these names.
-                                     "allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens",
-                                     "spaces_between_special_tokens", "truncate_prompt_tokens", "logits_processors",
+                                     "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "logits_processors",
                                      "thinking_token_budget"};
 constexpr const char* kBody[] = {
     "model",        "stream",  "stream_options", "cache_salt", "cache_private_begin", "return_token_ids",
     "min_answered", "timeout", "group_id"};
+// Of sampling_params: what changes the text alone.
+constexpr const char* kOfText[] = {"include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"};
 // Of sampling_params: what changes no answer here.
 constexpr const char* kWithoutEffect[] = {"detokenize", "flat_logprobs", "array_logprobs",
                                           "extra_args", "skip_clone",    "skip_reading_prefix_cache"};
@@ -53,8 +54,8 @@ void TakeOutputKind(FieldReader& params, bool stream, TokensForm* form) {
 }
 
 bool IsOfSampling(const std::string& name) {
-  const std::string first = name.substr(0, name.find_first_of(".["));
-  return std::ranges::find(kSampling, first, [](const char* known) { return std::string(known); }) != std::end(kSampling);
+  const std::string_view first = std::string_view(name).substr(0, name.find_first_of(".["));
+  return std::ranges::find(kSampling, first) != std::end(kSampling) || std::ranges::find(kOfText, first) != std::end(kOfText);
 }
 
 }  // namespace
@@ -120,6 +121,10 @@ std::optional<OpenAiRequest> ParseTokens(const json& body, const OpenAiRequestPa
   bool stream = completion.value("stream", json()) == true;
   for (const char* const name : kSampling) {
     if (const json* value = params.Find(name)) completion[name] = *value;
+  }
+  for (const char* const name : kOfText) {
+    const json* value = params.Find(name);
+    if (value && form->with_text) completion[name] = *value;
   }
   for (const char* const name : kWithoutEffect) params.Find(name);
   TakeOutputKind(params, stream, form.get());

@@ -104,6 +104,23 @@ class OutputFormsTest(unittest.TestCase):
         connection.sendall(raw_request({"prompt": "a", "max_tokens": 8} | fields, Authorization="Bearer alice", Connection="close"))
         return connection
 
+    def test_structured_outputs_are_vllms_way_to_say_it(self):
+        choices = ["yes", "no", 'say "maybe"\n']
+        for seed in range(4):
+            status, answer = self.complete("bob", structured_outputs={"choice": choices}, max_tokens=30, seed=seed)
+            self.assertEqual(status, 200, answer)
+            self.assertIn(answer["choices"][0]["text"], choices)
+        schema = {"type": "object", "properties": {"b": {"enum": [1]}, "a": {"enum": [2]}}, "required": ["a", "b"]}
+        for path, body in (("/v1/completions", {"prompt": "a", "max_tokens": 60, "structured_outputs": {"json": schema}}),
+                           ("/inference/v1/generate", {"token_ids": [65], "output_mode": "text", "sampling_params": {"max_tokens": 60, "structured_outputs": {"json": schema}}}),
+                           ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 60, "json_schema": json.dumps(schema)}})):
+            status, _, text = self.server.ask("POST", path, body)
+            self.assertEqual(status, 200, text)
+            answer = json.loads(text)
+            output = answer["text"] if path == "/generate" else answer["choices"][0]["text"]
+            self.assertEqual(list(json.loads(output)), ["b", "a"], path)  # members in the order of the client's text
+        self.assertEqual(self.complete("bob", structured_outputs={"regex": "("})[1]["error"]["param"], "structured_outputs")
+
     def test_what_is_compiled_holds_nobody_up_and_ends_with_its_client(self):
         connection = self.send(self.server, **slow())
         process = self.compiling(self.server)
