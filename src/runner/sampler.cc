@@ -25,6 +25,12 @@ bool NeedsAdjustment(const SampleTask& task) {
 
 bool HasFilter(const SamplingParams& params) { return params.top_k > 0 || params.top_p < 1 || params.min_p > 0; }
 
+// Whether what is drawn from, with temperature 0 as 1, is another distribution than the model's.
+bool IsProcessed(const SampleTask& task) {
+  const SamplingParams& p = *task.params;
+  return NeedsAdjustment(task) || (p.temperature != 0 && (p.temperature != 1 || HasFilter(p)));
+}
+
 double CandidateWeight(float logit, float max, float temperature) {
   return std::exp(static_cast<double>((logit - max) / temperature));
 }
@@ -107,7 +113,7 @@ void Sampler::Sample(const SampleTask& task, Scratch& scratch) {
     std::ranges::fill(task.top_logprobs, TokenLogprob{});
     return;
   }
-  const bool processed = params.logprobs_mode == LogprobsMode::kProcessed;
+  const bool processed = params.logprobs_mode == LogprobsMode::kProcessed && IsProcessed(task);
   const Normaliser of_model = {.max = model_max, .log_sum = std::log(model_sum)};
   if (!task.top_logprobs.empty() && !processed) FillTopLogprobs(task.logits, of_model, scratch, task.top_logprobs);
   std::span<const float> logits = task.logits;

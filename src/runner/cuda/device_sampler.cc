@@ -231,8 +231,11 @@ class CudaSampler final : public DeviceSampler {
                      .mask = draw.mask,
                      .top_begin = draw.top_begin,
                      .top_count = draw.top_logprobs,
-                     .processed = params.logprobs_mode == LogprobsMode::kProcessed,
                      .wants_rank = draw.wants_rank};
+    // Where the parameters leave the model's distribution as it is, it is the one that is told, by the faster kernel.
+    const bool filters = params.temperature != 1 || params.top_k > 0 || params.top_p < 1 || params.min_p > 0;
+    spec.processed = params.logprobs_mode == LogprobsMode::kProcessed &&
+                     (spec.has_counts || spec.has_biases || spec.mask >= 0 || (params.temperature != 0 && filters));
     if (draw.drafting < 0) return spec;
     const Drafting& drafting = batch.drafting[draw.drafting];
     COPPICE_CHECK(drafting.path_count < kMaxPath);
