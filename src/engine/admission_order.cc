@@ -177,7 +177,7 @@ void AdmissionOrder::KeepPlacesFor(const Sequence& sequence) {
 }
 
 void AdmissionOrder::Admitted(Sequence* sequence) {
-  // As long as earlier turns wait, it is theirs: who comes anew stands beside them, not behind all whom a group has overtaken.
+  // As long as earlier turns wait, it is theirs: a newcomer stands beside them, not behind all that a group has overtaken.
   int64_t turn = sequence->request->turn;
   for (const Candidate& candidate : candidates_) {
     if (candidate.sequence->text_group) turn = std::min(turn, candidate.sequence->request->turn);

@@ -1,4 +1,4 @@
-// Groups of requests: who ends once enough of a group are answered, and for how long a group is known.
+// Groups of requests: which requests end once enough of a group are answered, and for how long a group is known.
 #include "engine/request_groups.h"
 
 #include <gtest/gtest.h>
