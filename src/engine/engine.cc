@@ -21,6 +21,7 @@
 
 #include "core/check.h"
 #include "core/exhaustion.h"
+#include "core/quoted.h"
 #include "core/trace.h"
 #include "engine/commit.h"
 #include "engine/constraint_masks.h"
@@ -94,6 +95,8 @@ class EngineImpl final : public Engine {
   Status SavePrefix(const std::string& name, const std::string& path) override;
   Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) override;
   Result<WeightVersion> UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) override;
+  Result<std::vector<WeightInfo>> Weights() override;
+  Result<int32_t> DropCache() override;
   Status Pause(const PauseOptions& options) override;
   Status Resume() override;
   Status Sleep(const SleepOptions& options) override;
@@ -129,7 +132,10 @@ class EngineImpl final : public Engine {
   template <class Check, class Body>
   auto RunBetweenSteps(PauseMode mode, Check check, Body body) -> decltype(body());
   // Between steps:
-  Result<WeightVersion> ReplaceWeights(const WeightSource& source, const std::string& label);
+  // `source` may be null where the part is an update's last one.
+  Result<WeightVersion> ReplaceWeights(const WeightSource* source, const std::string& label, UpdatePart part);
+  Status CheckPart(UpdatePart part) const;
+  Status CheckNoneMissing() const;
   void LetCachedGo();  // KV that is of other weights, or gone
   Status FallAsleep(bool keeps_weights, bool refuses_new);
   Status WakeUp(const WakeOptions& options);
@@ -216,6 +222,7 @@ class EngineImpl final : public Engine {
   std::atomic<EngineState> state_{EngineState::kRunning};
   std::atomic<bool> refuses_new_{false};  // while it does not run
   std::atomic<bool> weights_are_whole_{true}, holds_new_{false};
+  bool update_is_open_ = false;  // between its first part and its last
   static constexpr size_t kMostLabels = 64;
   mutable std::mutex version_mutex_;  // guards what follows
   WeightVersion version_;
@@ -400,6 +407,7 @@ bool EngineImpl::HasBegun() { return std::ranges::any_of(requests_.FindUnfinishe
 
 Status EngineImpl::CheckTakesNew() const {
   if (state_ == EngineState::kRunning) return CheckWeightsAreWhole();
+  if (refuses_new_) COPPICE_RETURN_IF_ERROR(CheckWeightsAreWhole());
   return refuses_new_ ? Unavailable("the engine is " + std::string(Name(state_)) + " and takes no requests: try again later")
                       : OkStatus();
 }
@@ -446,31 +454,86 @@ auto EngineImpl::RunBetweenSteps(PauseMode mode, Check check, Body body) -> decl
 
 Result<WeightVersion> EngineImpl::UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) {
   return CatchExhaustion("updating weights", [&]() -> Result<WeightVersion> {
-    COPPICE_ASSIGN_OR_RETURN(TensorMap map, TensorMapOf(tensors));
-    COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source, runner_.PrepareUpdate(std::move(map)));
+    std::unique_ptr<WeightSource> source;
+    if (options.part != UpdatePart::kLast || !tensors.empty()) {
+      COPPICE_ASSIGN_OR_RETURN(TensorMap map, TensorMapOf(tensors));
+      COPPICE_ASSIGN_OR_RETURN(source, runner_.PrepareUpdate(std::move(map)));
+    }
     return RunBetweenSteps(
-        options.when, [this] { return CheckAwake("wake it to update its weights"); },
-        [&] { return ReplaceWeights(*source, options.label); });
+        options.when,
+        [&]() -> Status {
+          COPPICE_RETURN_IF_ERROR(CheckAwake("wake it to update its weights"));
+          return CheckPart(options.part);
+        },
+        [&] { return ReplaceWeights(source.get(), options.label, options.part); });
   });
 }
 
-Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource& source, const std::string& label) {
+Status EngineImpl::CheckPart(UpdatePart part) const {
+  if (update_is_open_ || part == UpdatePart::kWhole || part == UpdatePart::kFirst) return OkStatus();
+  return FailedPrecondition("no update of weights is open: begin one with its first part");
+}
+
+Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource* source, const std::string& label, UpdatePart part) {
+  const bool begins = part == UpdatePart::kWhole || part == UpdatePart::kFirst;
+  const bool ends = part == UpdatePart::kWhole || part == UpdatePart::kLast;
   LetCachedGo();
-  const Status updated = runner_.UpdateWeights(source);
-  weights_are_whole_ = runner_.weights_are_whole();
+  const bool was_open = std::exchange(update_is_open_, !ends);
+  if (begins && (was_open || !ends)) runner_.BeginUpdate();
+  const Status updated = source != nullptr ? runner_.UpdateWeights(*source) : OkStatus();
+  if (!updated.ok()) update_is_open_ = false;
+  if (ends && updated.ok()) runner_.EndUpdate();
+  weights_are_whole_ = runner_.weights_are_whole() && !update_is_open_;
   WeightVersion version;
   {
     const std::lock_guard lock(version_mutex_);
-    ++version_.number;
-    version_.label = label;
+    if (begins) ++version_.number;
+    if (begins || !label.empty()) version_.label = label;
     version = version_;
-    labels_.push_back(version_);
-    if (labels_.size() > kMostLabels) labels_.pop_front();
+    if (begins || labels_.empty()) {
+      labels_.push_back(version_);
+      if (labels_.size() > kMostLabels) labels_.pop_front();
+    } else {
+      labels_.back() = version_;
+    }
   }
   events_.set_weight_version(version.number);
   prefixes_.set_weight_version(version.number);
-  if (!updated.ok()) return updated;
+  COPPICE_RETURN_IF_ERROR(updated);
+  if (part == UpdatePart::kLast) COPPICE_RETURN_IF_ERROR(CheckNoneMissing());
   return version;
+}
+
+Status EngineImpl::CheckNoneMissing() const {
+  if (weights_are_whole_) return OkStatus();
+  const HeldWeights weights = runner_.Weights();
+  const auto is_missing = [](const auto& weight) { return weight.second.missing; };
+  const auto first = std::ranges::find_if(weights, is_missing);
+  return FailedPrecondition(
+      fmt::format("{} weights are missing, {} first: an earlier update ended half-way, so that this one must "
+                  "bring all of them",
+                  std::ranges::count_if(weights, is_missing), Quoted(first->first)));
+}
+
+Result<std::vector<WeightInfo>> EngineImpl::Weights() {
+  return CatchExhaustion("listing weights", [&]() -> Result<std::vector<WeightInfo>> {
+    const std::lock_guard between_steps(stepping_);
+    std::vector<WeightInfo> infos;
+    for (auto& [name, weight] : runner_.Weights())
+      infos.push_back({.name = name, .shape = weight.shape, .dtype = weight.dtype, .missing = weight.missing});
+    return infos;
+  });
+}
+
+Result<int32_t> EngineImpl::DropCache() {
+  return CatchExhaustion("dropping the cache", [&] {
+    return RunBetweenSteps(
+        PauseMode::kKeep, [] { return OkStatus(); },
+        [&]() -> Result<int32_t> {
+          LetCachedGo();
+          return prefixes_.num_let_go();
+        });
+  });
 }
 
 void EngineImpl::LetCachedGo() {
@@ -525,7 +588,7 @@ Status EngineImpl::FallAsleep(bool keeps_weights, bool refuses_new) {
   const Status slept = runner_.Sleep(keeps_weights);
   state_ = EngineState::kAsleep;
   refuses_new_ = refuses_new;
-  weights_are_whole_ = runner_.weights_are_whole();
+  weights_are_whole_ = runner_.weights_are_whole() && !update_is_open_;
   scheduler_.PreemptAll();
   LetCachedGo();
   const Status drafter_slept = drafts_.Sleep();
@@ -548,7 +611,7 @@ Status EngineImpl::WakeUp(const WakeOptions& options) {
   }
   if (options.reload && !weights_are_whole_ && parts_.open_weights) {
     COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> loaded, parts_.open_weights());
-    COPPICE_RETURN_IF_ERROR(ReplaceWeights(*loaded, /*label=*/"").status());
+    COPPICE_RETURN_IF_ERROR(ReplaceWeights(loaded.get(), /*label=*/"", UpdatePart::kWhole).status());
     prefixes_.set_weight_version(0);  // KV of these is that of the model as it was loaded
   }
   return was_asleep && options.resume ? Continue() : OkStatus();

@@ -83,6 +83,11 @@ void Prefixes::NotePin(const std::string& name, const CacheTenant& tenant) {
   pinned_.insert_or_assign(name, tenant);
 }
 
+int32_t Prefixes::num_let_go() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int32_t>(let_go_.size());
+}
+
 void Prefixes::LetGo() {
   ApplyUnpins();
   const std::lock_guard lock(mutex_);

@@ -47,6 +47,8 @@ class Prefixes {
   void Pin(const RequestState& request, BranchId branch);
   // Lets go of the pages of all pins, since they hold KV of other weights.
   void LetGo();
+  // Pins that were let go of, and are not pinned yet.
+  int32_t num_let_go() const;
   // Requests that compute anew, after all others that wait, what was let go since the last call; after LetGo(), whatever was let go
   // and is not pinned yet.
   std::vector<Request> TakeRepins();

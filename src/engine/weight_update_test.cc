@@ -1,6 +1,7 @@
 // Weights replaced while requests run, wait, are pinned and fail: every token is what the weights of its version say, after KV of
 // the same version but for samples that an update lets go on. Around a FakeRunner, whose weight is its seed, and which checks that
 // all KV that it reads is of that seed.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -8,10 +9,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <future>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -337,6 +340,145 @@ TEST(WeightUpdate, HalfAnUpdateEndsAllUntilAWholeOne) {
   harness.harness().RunToEnd();
   EXPECT_EQ(harness.CheckTokens(after, request), 1);
   EXPECT_EQ(harness.told(after).versions.at(0).front(), 2);
+}
+
+// A model of two weights, updated a part at a time.
+class PartsTest : public ::testing::Test {
+ protected:
+  PartsTest() : harness_(Padded()) {}
+
+  Result<WeightVersion> Update(UpdatePart part, std::initializer_list<std::string_view> names, const std::string& label = "") {
+    std::vector<WeightTensor> tensors;
+    for (const std::string_view name : names)
+      tensors.push_back({.name = std::string(name), .dtype = DType::kF32, .shape = {1}, .data = &kValue});
+    return harness_.engine().UpdateWeights(tensors, {.when = PauseMode::kKeep, .label = label, .part = part});
+  }
+  std::vector<std::string> Missing() {
+    std::vector<std::string> missing;
+    for (const WeightInfo& weight : harness_.engine().Weights().value()) {
+      if (weight.missing) missing.push_back(weight.name);
+    }
+    return missing;
+  }
+  // What is computed is what the model of `kValue` says, or else what the loaded one does.
+  void CheckTokens(bool updated) {
+    const Request request = Greedy(Prompt(9), 6);
+    const size_t slot = submitted_++;
+    harness_.Submit(request);
+    harness_.RunToEnd();
+    std::vector<int32_t> text = request.prompt_ids;
+    for (const int32_t token : harness_.outputs(slot)[0].tokens) {
+      EXPECT_EQ(token, (updated ? updated_ : harness_).model().GreedyAfter(text));
+      text.push_back(token);
+    }
+    EXPECT_EQ(text.size(), 15u);
+  }
+
+  static EngineConfig Padded() {
+    EngineConfig config = kConfig;
+    config.model.padded = true;
+    return config;
+  }
+  static EngineConfig Updated() {
+    EngineConfig config = Padded();
+    config.model.seed = static_cast<uint64_t>(kValue);
+    return config;
+  }
+
+  static constexpr float kValue = 11;
+  EngineHarness harness_, updated_{Updated()};
+  size_t submitted_ = 0;
+};
+
+TEST_F(PartsTest, MakeOneVersion) {
+  EXPECT_EQ(Update(UpdatePart::kNext, {"pad"}).status().message(), "no update of weights is open: begin one with its first part");
+  EXPECT_EQ(Update(UpdatePart::kLast, {}).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Update(UpdatePart::kFirst, {}).status().message(), "an update of weights has no tensors: give it at least one");
+  EXPECT_EQ(Update(UpdatePart::kFirst, {"pad"}, "one").value().number, 1);
+  EXPECT_EQ(Update(UpdatePart::kNext, {"seed"}).value().number, 1);
+  const WeightVersion version = Update(UpdatePart::kLast, {}).value();
+  EXPECT_EQ(version.number, 1);
+  EXPECT_EQ(version.label, "one");
+  CheckTokens(/*updated=*/true);
+}
+
+TEST_F(PartsTest, NeedNotBringAll) {
+  ASSERT_TRUE(Update(UpdatePart::kFirst, {"seed"}).ok());
+  EXPECT_EQ(Missing(), std::vector<std::string>{"pad"});
+  EXPECT_EQ(Update(UpdatePart::kLast, {}, "half").value().label, "half");
+  EXPECT_TRUE(Missing().empty());
+  CheckTokens(/*updated=*/true);
+}
+
+TEST_F(PartsTest, NothingIsComputedBetweenThem) {
+  harness_.Submit(Greedy(Prompt(9), 12));
+  harness_.Step(3);
+  ASSERT_TRUE(Update(UpdatePart::kFirst, {"pad"}).ok());
+  harness_.RunToEnd();
+  EXPECT_EQ(harness_.outputs(0)[0].status.code(), StatusCode::kUnavailable);
+  EXPECT_EQ(harness_.engine().Submit(Greedy(Prompt(9), 12)).status().code(), StatusCode::kUnavailable);
+
+  ASSERT_TRUE(harness_.engine().Pause({.mode = PauseMode::kKeep}).ok());
+  EXPECT_EQ(harness_.engine().Resume().code(), StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(harness_.engine().Submit(Greedy(Prompt(9), 12)).ok()) << "it waits";
+  ASSERT_TRUE(harness_.engine().Pause({.mode = PauseMode::kKeep, .refuse_new = true}).ok());
+  EXPECT_THAT(std::string(harness_.engine().Submit(Greedy(Prompt(9), 12)).status().message()),
+              ::testing::HasSubstr("an update of weights ended half-way"));
+}
+
+// A trainer that dies, and another that comes.
+TEST_F(PartsTest, OneThatIsGivenUpNeedsAWholeOne) {
+  ASSERT_TRUE(Update(UpdatePart::kFirst, {"pad"}).ok());
+  ASSERT_TRUE(Update(UpdatePart::kFirst, {"seed"}).ok());
+  EXPECT_EQ(Missing(), std::vector<std::string>{"pad"});
+  EXPECT_EQ(Update(UpdatePart::kLast, {}).status().message(),
+            "1 weights are missing, \"pad\" first: an earlier update ended half-way, so that this one must bring all of them");
+  EXPECT_EQ(harness_.engine().Submit(Greedy(Prompt(9), 12)).status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(Update(UpdatePart::kFirst, {"pad", "seed"}).value().number, 3);
+  ASSERT_TRUE(Update(UpdatePart::kLast, {}).ok());
+  CheckTokens(/*updated=*/true);
+}
+
+TEST_F(PartsTest, AWholeUpdateOrTheFileEndsAnOpenOne) {
+  ASSERT_TRUE(Update(UpdatePart::kFirst, {"seed"}).ok());
+  ASSERT_TRUE(Update(UpdatePart::kWhole, {"pad"}).ok());
+  EXPECT_EQ(Missing(), std::vector<std::string>{"seed"}) << "that of the open one counts no more";
+  ASSERT_TRUE(Update(UpdatePart::kWhole, {"pad", "seed"}).ok());
+  CheckTokens(/*updated=*/true);
+  ASSERT_TRUE(Update(UpdatePart::kFirst, {"pad"}).ok());
+  ASSERT_TRUE(harness_.engine().Wake({}).ok());
+  EXPECT_TRUE(Missing().empty());
+  EXPECT_EQ(Update(UpdatePart::kLast, {}).status().code(), StatusCode::kFailedPrecondition);
+  CheckTokens(/*updated=*/false);
+}
+
+TEST_F(PartsTest, ASleepWithoutWeightsDropsWhatThePartsBrought) {
+  ASSERT_TRUE(Update(UpdatePart::kFirst, {"seed"}).ok());
+  ASSERT_TRUE(harness_.engine().Sleep({.level = SleepLevel::kDropWeights, .pause = {.mode = PauseMode::kAbort}}).ok());
+  ASSERT_TRUE(harness_.engine().Wake({.reload = false, .resume = false}).ok());
+  ASSERT_TRUE(Update(UpdatePart::kNext, {"pad"}).ok());
+  EXPECT_EQ(Update(UpdatePart::kLast, {}).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Missing(), std::vector<std::string>{"seed"});
+}
+
+TEST(DropCache, NothingCachedOutlivesIt) {
+  UpdateHarness harness(kConfig);
+  Request pin = Greedy(Prompt(20, 5), 0);
+  pin.pin_prompt_as = "pinned";
+  harness.Submit(pin);
+  const Request request = Greedy(Prompt(40), 4);
+  const size_t before = harness.Submit(request);
+  harness.harness().RunToEnd();
+  const size_t runs = harness.Submit(request);
+  harness.harness().Step(2);
+  EXPECT_GT(harness.told(runs).cached_tokens, 0);
+  EXPECT_EQ(harness.engine().DropCache().value(), 1);
+  const size_t after = harness.Submit(request);
+  harness.harness().RunToEnd();
+  EXPECT_EQ(harness.told(after).cached_tokens, 0);
+  EXPECT_TRUE(harness.harness().cache().FindPinned("pinned").has_value()) << "computed anew";
+  for (const size_t slot : {before, runs, after}) EXPECT_EQ(harness.CheckTokens(slot, request), 1);
+  EXPECT_EQ(harness.engine().weight_version().number, 0);
 }
 
 TEST(Pause, KeepHoldsWhatRunsStill) {

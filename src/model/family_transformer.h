@@ -40,6 +40,9 @@ class FamilyTransformer final : public Transformer {
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
   Status UpdateWeights(const WeightSource& source) override { return store_->Update(source); }
   bool weights_are_whole() const override { return store_->is_whole(); }
+  void BeginUpdate() override { store_->BeginUpdate(); }
+  void EndUpdate() override { store_->EndUpdate(); }
+  HeldWeights Weights() const override { return store_->Held(); }
   Status CheckDropWeights() const override { return store_->CheckDrop(); }
   void DropWeights() override { store_->Drop(); }
 

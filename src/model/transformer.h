@@ -64,6 +64,10 @@ class Transformer {
   // where it is; it is the caller's to drop.
   virtual Status UpdateWeights(const WeightSource& source) = 0;
   virtual bool weights_are_whole() const = 0;
+  // As WeightStore::BeginUpdate, EndUpdate and Held.
+  virtual void BeginUpdate() = 0;
+  virtual void EndUpdate() = 0;
+  virtual HeldWeights Weights() const = 0;
   // As WeightStore::CheckDrop and Drop.
   virtual Status CheckDropWeights() const = 0;
   virtual void DropWeights() = 0;

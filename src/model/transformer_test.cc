@@ -327,6 +327,37 @@ TEST_P(FixtureTest, ReplacedWeightsGiveTheBitsOfLoadedOnes) {
   }
 }
 
+// Of an update in parts, what has not come is missing until its end; after one that is given up, all that the next one lacks.
+TEST_P(FixtureTest, PartsOfAnUpdateTellWhatIsMissing) {
+  const auto checkpoint = Checkpoint::Open(FixturePath(GetParam())).value();
+  Runner runner(GetParam(), DType::kF32, true);
+  Transformer& model = runner.model();
+  const auto missing = [&] {
+    return std::ranges::count_if(model.Weights(), [](const auto& weight) { return weight.second.missing; });
+  };
+  const int64_t all = std::ssize(model.Weights());
+  EXPECT_EQ(all, std::ssize(ExpectedWeights(model.config())));
+  const auto& [name, tensor] = *checkpoint->tensors().begin();
+  const auto part = model.PrepareUpdate({{name, tensor}}).value();
+  EXPECT_EQ(model.Weights().at(name).shape, tensor.shape);
+  model.BeginUpdate();
+  EXPECT_EQ(missing(), all);
+  ASSERT_TRUE(model.UpdateWeights(*part).ok());
+  EXPECT_EQ(missing(), all - 1);
+  EXPECT_FALSE(model.Weights().at(name).missing);
+  EXPECT_FALSE(model.weights_are_whole());
+  model.EndUpdate();
+  EXPECT_TRUE(model.weights_are_whole());
+  model.BeginUpdate();
+  model.BeginUpdate();
+  ASSERT_TRUE(model.UpdateWeights(*part).ok());
+  model.EndUpdate();
+  EXPECT_EQ(missing(), all - 1);
+  model.BeginUpdate();
+  ASSERT_TRUE(model.UpdateWeights(*checkpoint).ok());
+  EXPECT_TRUE(model.weights_are_whole());
+}
+
 // Two ranks; three and four, among which heads, columns and vocabulary are not divided evenly: a rank may have nothing but zeros.
 TEST_P(FixtureTest, RanksGiveTheLogitsOfOneAndTheSameBitsEachTime) {
   for (const int size : {2, 3, 4}) {

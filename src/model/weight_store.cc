@@ -448,6 +448,15 @@ std::set<std::string, std::less<>> WeightStore::AllNames() const {
   return names;
 }
 
+HeldWeights WeightStore::Held() const {
+  HeldWeights held;
+  for (auto& [name, shape] : ExpectedWeights(config_)) {
+    const DType dtype = shape.size() > 1 ? options_.dtype : DType::kF32;
+    held.emplace(name, HeldWeight{.shape = shape, .dtype = dtype, .missing = missing_.contains(name)});
+  }
+  return held;
+}
+
 Status WeightStore::CheckDrop() const {
   return ForEachProduct(config_, &weights_, [this](const Product& product, const std::unique_ptr<ops::Weight>* weight) {
     return CheckDense(config_, product, **weight);
@@ -457,6 +466,7 @@ Status WeightStore::CheckDrop() const {
 Status WeightStore::Update(const WeightSource& source) {
   PartReader reader(source, config_, options_, device_);
   std::set<std::string, std::less<>> missing = std::exchange(missing_, AllNames());
+  const bool keeps_rest = std::exchange(keeps_rest_, false);
   const auto repack = [&](const Product& product, std::unique_ptr<ops::Weight>* weight) -> Status {
     COPPICE_ASSIGN_OR_RETURN(const auto replacements, reader.ReadReplacements(product));
     for (const auto& [index, part] : replacements) COPPICE_RETURN_IF_ERROR(ops_->Repack(part, index, weight->get()));
@@ -481,6 +491,7 @@ Status WeightStore::Update(const WeightSource& source) {
   COPPICE_RETURN_IF_ERROR(device_->Synchronize(Stream{nullptr}));
   for (const auto& [name, tensor] : source.tensors()) missing.erase(name);
   missing_ = std::move(missing);
+  keeps_rest_ = keeps_rest;
   return OkStatus();
 }
 

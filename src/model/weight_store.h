@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -92,7 +93,21 @@ class WeightStore {
   // FAILED_PRECONDITION where the store holds a file's blocks or codes, which no update could bring back.
   Status CheckDrop() const;
   // The memory of all packed weights is to lose its content: they are missing. REQUIRES: CheckDrop.
-  void Drop() { missing_ = AllNames(); }
+  void Drop() {
+    missing_ = AllNames();
+    keeps_rest_ = false;
+  }
+  // The next calls of Update are parts of one update: all weights are missing until they have come, or until EndUpdate where none
+  // was missing before, and no part failed.
+  void BeginUpdate() {
+    keeps_rest_ = missing_.empty();
+    missing_ = AllNames();
+  }
+  void EndUpdate() {
+    if (std::exchange(keeps_rest_, false)) missing_.clear();
+  }
+  // All weights: matrices of the options' dtype, vectors of f32.
+  HeldWeights Held() const;
   // False while weights are missing: until updates have brought all of them.
   bool is_whole() const { return missing_.empty(); }
 
@@ -107,6 +122,7 @@ class WeightStore {
   ops::Ops* ops_;
   ModelWeights weights_;
   std::set<std::string, std::less<>> missing_;  // names, as of ExpectedWeights
+  bool keeps_rest_ = false;                     // what an open update does not bring stays as it was
 };
 
 }  // namespace coppice

@@ -32,6 +32,14 @@ struct StoredTensor {
 
 using TensorMap = std::map<std::string, StoredTensor, std::less<>>;  // by name
 
+// A weight of a model as its forward pass holds it.
+struct HeldWeight {
+  std::vector<int64_t> shape;  // outermost dimension first
+  DType dtype = DType::kBF16;
+  bool missing = false;  // it has to come before the model computes
+};
+using HeldWeights = std::map<std::string, HeldWeight, std::less<>>;  // by Hugging Face name
+
 // The tensors that the forward pass of `config` reads, by Hugging Face name, with their shapes.
 std::map<std::string, std::vector<int64_t>, std::less<>> ExpectedWeights(const ModelConfig& config);
 

@@ -65,6 +65,8 @@ class FakeEngine final : public Engine {
   Status Sleep(const SleepOptions&) override { std::abort(); }
   Status Wake(const WakeOptions&) override { std::abort(); }
   WeightVersion weight_version() const override { return {}; }
+  Result<std::vector<WeightInfo>> Weights() override { std::abort(); }
+  Result<int32_t> DropCache() override { std::abort(); }
   const ModelInfo& model_info() const override { std::abort(); }
 
   int64_t fail_at_ = -1;

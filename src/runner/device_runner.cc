@@ -251,6 +251,16 @@ Status DeviceRunner::UpdateWeights(const WeightSource& source) {
   });
 }
 
+void DeviceRunner::BeginUpdate() {
+  for (const Rank& rank : ranks_) rank.transformer->BeginUpdate();
+}
+
+void DeviceRunner::EndUpdate() {
+  for (const Rank& rank : ranks_) rank.transformer->EndUpdate();
+}
+
+HeldWeights DeviceRunner::Weights() const { return ranks_.front().transformer->Weights(); }
+
 bool DeviceRunner::weights_are_whole() const {
   return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.transformer->weights_are_whole(); });
 }

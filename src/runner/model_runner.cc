@@ -61,6 +61,14 @@ bool ModelRunner::weights_are_whole() const {
   return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.transformer->weights_are_whole(); });
 }
 
+void ModelRunner::BeginUpdate() {
+  for (const Rank& rank : ranks_) rank.transformer->BeginUpdate();
+}
+
+void ModelRunner::EndUpdate() {
+  for (const Rank& rank : ranks_) rank.transformer->EndUpdate();
+}
+
 Status ModelRunner::CheckSleep(bool keep_weights) const {
   for (const Rank& rank : ranks_) COPPICE_RETURN_IF_ERROR(CheckSleepOn(*rank.device, *rank.transformer, keep_weights));
   return OkStatus();

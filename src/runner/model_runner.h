@@ -27,6 +27,9 @@ class ModelRunner final : public HostRunner {
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
   Status UpdateWeights(const WeightSource& source) override;
   bool weights_are_whole() const override;
+  void BeginUpdate() override;
+  void EndUpdate() override;
+  HeldWeights Weights() const override { return ranks_.front().transformer->Weights(); }
   Status CheckSleep(bool keep_weights) const override;
   Status Sleep(bool keep_weights) override;
   Status Wake() override;

@@ -47,6 +47,9 @@ class FailingTransformer final : public Transformer {
     return *fails_ ? Internal("the second rank is lost") : inner_->UpdateWeights(source);
   }
   bool weights_are_whole() const override { return inner_->weights_are_whole(); }
+  void BeginUpdate() override { inner_->BeginUpdate(); }
+  void EndUpdate() override { inner_->EndUpdate(); }
+  HeldWeights Weights() const override { return inner_->Weights(); }
   Status CheckDropWeights() const override { return inner_->CheckDropWeights(); }
   void DropWeights() override { inner_->DropWeights(); }
 

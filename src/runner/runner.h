@@ -98,6 +98,11 @@ class Runner {
   virtual Status UpdateWeights(const WeightSource& /*source*/) { return PrepareUpdate({}).status(); }
   // False after an update that failed, or a sleep without weights, until all of them have come.
   virtual bool weights_are_whole() const { return true; }
+  // The calls of UpdateWeights between these two are parts of one update, as WeightStore::BeginUpdate says.
+  virtual void BeginUpdate() {}
+  virtual void EndUpdate() {}
+  // Of the whole model, by the names of Hugging Face's folders; none: it runs without a model.
+  virtual HeldWeights Weights() const { return {}; }
 
   // FAILED_PRECONDITION or UNIMPLEMENTED where Sleep cannot be.
   virtual Status CheckSleep(bool /*keep_weights*/) const { return OkStatus(); }

@@ -454,11 +454,18 @@ class Engine {
   // meanwhile. INVALID_ARGUMENT or UNIMPLEMENTED: a name, shape or dtype that the model does not have, and nothing is changed;
   // FAILED_PRECONDITION: likewise, the weights are held as a file stores them, quantised (load the model with WeightForm::kBF16 or
   // kF32). Any other error may leave a mixture of weights: all requests end with UNAVAILABLE, as those that come, until an update
-  // of all weights has come.
+  // of all weights has come. So they do between the parts of an update (UpdatePart), but while the engine is paused, where they
+  // wait. FAILED_PRECONDITION of kNext and kLast: no update is open, or (kLast) weights are missing from before this update and it
+  // did not bring them; it has ended then.
   virtual Result<WeightVersion> UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) = 0;
   virtual WeightVersion weight_version() const = 0;
   // The label of a version that events name; empty where it had none, or is none of the last 64.
   virtual std::string WeightLabel(int64_t /*number*/) const { return {}; }
+  // The tensors that UpdateWeights takes, by name; none: the engine runs without a model. Called as SavePrefix.
+  virtual Result<std::vector<WeightInfo>> Weights() = 0;
+  // Drops what is cached, as UpdateWeights with PauseMode::kKeep does: samples that run go on with the KV that they have, which
+  // nothing else finds any more. Returns how many pinned prompts are to be computed anew. Called as SavePrefix.
+  virtual Result<int32_t> DropCache() = 0;
 
   // Pause, Resume, Sleep and Wake are called as SavePrefix; with PauseMode::kWait the engine must be stepped meanwhile.
   // No step computes anything until Resume. Deadlines and cancellations go on. A paused engine may be paused again, otherwise:

@@ -24,9 +24,27 @@ struct WeightTensor {
   DeviceKind device = DeviceKind::kCpu;
 };
 
+// What a call of UpdateWeights is of an update. One that comes in several parts makes one version; between its first part and its
+// last, weights are missing.
+enum class UpdatePart : uint8_t {
+  kWhole,  // all of it
+  kFirst,  // its begin; one that was open before it is given up, and what it brought counts as missing
+  kNext,   // of this and kLast, an empty label changes none
+  kLast,   // its end; may have no tensors
+};
+
 struct UpdateOptions {
   PauseMode when = PauseMode::kWait;
   std::string label = {};  // the caller's name of the weights, such as a training step; names may repeat
+  UpdatePart part = UpdatePart::kWhole;
+};
+
+// A tensor that an update may bring.
+struct WeightInfo {
+  std::string name;            // as WeightTensor::name
+  std::vector<int64_t> shape;  // outermost dimension first
+  DType dtype = DType::kBF16;  // that the engine holds it in; f32, bf16 and f16 are taken
+  bool missing = false;        // nothing is computed until an update has brought it, or has ended
 };
 
 // Which weights an engine computes with.

@@ -105,8 +105,10 @@ class EngineHarness {
     }
     parts.open_weights = [this] {
       const auto bytes = std::as_bytes(std::span(&loaded_seed_, 1));
-      return model_->PrepareUpdate(
-          {{std::string(FakeRunner::kSeedTensor), {.type = StoredType::kF32, .shape = {1}, .data = bytes}}});
+      TensorMap loaded;
+      for (const auto& [name, weight] : model_->Weights())
+        loaded.emplace(name, StoredTensor{.type = StoredType::kF32, .shape = weight.shape, .data = bytes});
+      return model_->PrepareUpdate(std::move(loaded));
     };
     engine_ = MakeEngine(std::move(parts));
   }

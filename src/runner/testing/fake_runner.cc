@@ -104,8 +104,12 @@ Status FakeRunner::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_
 }
 
 Result<std::unique_ptr<WeightSource>> FakeRunner::PrepareUpdate(TensorMap tensors) const {
-  if (tensors.size() != 1 || !tensors.contains(kSeedTensor) || tensors.begin()->second.data.size() != sizeof(float))
-    return InvalidArgument("a fake model has one weight, its seed");
+  const auto is_known = [&](const auto& tensor) {
+    return AllWeights().contains(tensor.first) && tensor.second.data.size() == sizeof(float);
+  };
+  if (tensors.empty() || !std::ranges::all_of(tensors, is_known))
+    return InvalidArgument(options_.padded ? "a fake model has two weights, its seed and its pad"
+                                           : "a fake model has one weight, its seed");
   class Seed final : public WeightSource {
    public:
     explicit Seed(TensorMap tensors) : tensors_(std::move(tensors)) {}
@@ -121,14 +125,42 @@ Result<std::unique_ptr<WeightSource>> FakeRunner::PrepareUpdate(TensorMap tensor
 
 Status FakeRunner::UpdateWeights(const WeightSource& source) {
   COPPICE_CHECK(!asleep_);
-  is_whole_ = false;
   ++version_;
-  if (!update_failure_.ok()) return std::exchange(update_failure_, OkStatus());
-  float seed;
-  std::memcpy(&seed, source.tensors().begin()->second.data.data(), sizeof(seed));
-  options_.seed = static_cast<uint64_t>(seed);
-  is_whole_ = true;
+  if (!update_failure_.ok()) {
+    missing_ = AllWeights();
+    keeps_rest_ = false;
+    return std::exchange(update_failure_, OkStatus());
+  }
+  for (const auto& [name, tensor] : source.tensors()) {
+    missing_.erase(name);
+    if (name != kSeedTensor) continue;
+    float seed;
+    std::memcpy(&seed, tensor.data.data(), sizeof(seed));
+    options_.seed = static_cast<uint64_t>(seed);
+  }
   return OkStatus();
+}
+
+std::set<std::string, std::less<>> FakeRunner::AllWeights() const {
+  std::set<std::string, std::less<>> names = {std::string(kSeedTensor)};
+  if (options_.padded) names.emplace(kPadTensor);
+  return names;
+}
+
+void FakeRunner::BeginUpdate() {
+  keeps_rest_ = missing_.empty();
+  missing_ = AllWeights();
+}
+
+void FakeRunner::EndUpdate() {
+  if (std::exchange(keeps_rest_, false)) missing_.clear();
+}
+
+HeldWeights FakeRunner::Weights() const {
+  HeldWeights weights;
+  for (const std::string& name : AllWeights())
+    weights.emplace(name, HeldWeight{.shape = {1}, .dtype = DType::kF32, .missing = missing_.contains(name)});
+  return weights;
 }
 
 Status FakeRunner::CheckSleep(bool keep_weights) const {
@@ -138,7 +170,10 @@ Status FakeRunner::CheckSleep(bool keep_weights) const {
 Status FakeRunner::Sleep(bool keep_weights) {
   COPPICE_CHECK(!std::exchange(asleep_, true));
   std::ranges::fill(memory_, ~uint64_t{0});
-  is_whole_ = is_whole_ && keep_weights;
+  if (!keep_weights) {
+    missing_ = AllWeights();
+    keeps_rest_ = false;
+  }
   return OkStatus();
 }
 
@@ -193,7 +228,7 @@ void FakeRunner::CheckPlan() const {
 
 Result<MatrixView<const float>> FakeRunner::Forward(const ForwardBatch& batch) {
   const attention::PrefixForestView& forest = plan_.forest();
-  COPPICE_CHECK(!asleep_ && is_whole_);
+  COPPICE_CHECK(!asleep_ && missing_.empty());
   ++num_steps_;
   if (!failure_.ok()) return std::exchange(failure_, OkStatus());
   if (fails_ && fails_(num_steps_)) return Internal("at random");

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,7 @@ class FakeRunner final : public HostRunner {
     uint64_t seed = 0;         // models of different seeds say different things after the same tokens
     float logit_range = 8.0f;  // logits are uniform in [0, logit_range)
     int32_t memory = 0;        // of the history, the last so many tokens count; 0: all
+    bool padded = false;       // it has a second weight, kPadTensor, which changes nothing
   };
   // `plan`, of the CPU, must cover each query's history in the forests that it is updated with; `executor`, for sampling, outlives
   // the runner.
@@ -39,11 +41,14 @@ class FakeRunner final : public HostRunner {
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
 
-  // Its one weight, a float: Options::seed.
-  static constexpr std::string_view kSeedTensor = "seed";
+  // Its weights, a float each: Options::seed, and where it is padded another.
+  static constexpr std::string_view kSeedTensor = "seed", kPadTensor = "pad";
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
   Status UpdateWeights(const WeightSource& source) override;
-  bool weights_are_whole() const override { return is_whole_; }
+  bool weights_are_whole() const override { return missing_.empty(); }
+  void BeginUpdate() override;
+  void EndUpdate() override;
+  HeldWeights Weights() const override;
   // Of updates, failed ones included.
   uint8_t weight_version() const { return version_; }
   // Of the weights that made the KV in a slot.
@@ -73,6 +78,7 @@ class FakeRunner final : public HostRunner {
   Status CopyPages(std::span<const attention::PageCopy> copies) override;
   Result<MatrixView<const float>> Forward(const ForwardBatch& batch) override;
   void CheckPlan() const;
+  std::set<std::string, std::less<>> AllWeights() const;
   // What a query with these tokens before it (itself included) leads to.
   uint64_t StateAfter(std::span<const int32_t> tokens) const;
   void FillLogits(uint64_t state, std::span<float> logits) const;
@@ -90,7 +96,9 @@ class FakeRunner final : public HostRunner {
   int64_t tokens_computed_ = 0;
   int32_t largest_batch_ = 0;
   Status failure_, update_failure_;
-  bool is_whole_ = true, asleep_ = false, holds_weights_ = false;
+  bool asleep_ = false, holds_weights_ = false;
+  std::set<std::string, std::less<>> missing_;  // weights
+  bool keeps_rest_ = false;                     // what an open update does not bring stays as it was
   uint8_t version_ = 0;
   std::function<bool(int64_t)> fails_;
   int64_t num_steps_ = 0;

@@ -28,6 +28,9 @@ class LateRunner final : public Runner {
   }
   Status UpdateWeights(const WeightSource& source) override { return inner_->UpdateWeights(source); }
   bool weights_are_whole() const override { return inner_->weights_are_whole(); }
+  void BeginUpdate() override { inner_->BeginUpdate(); }
+  void EndUpdate() override { inner_->EndUpdate(); }
+  HeldWeights Weights() const override { return inner_->Weights(); }
   Status CheckSleep(bool keep_weights) const override { return inner_->CheckSleep(keep_weights); }
   Status Sleep(bool keep_weights) override { return inner_->Sleep(keep_weights); }
   Status Wake() override { return inner_->Wake(); }
