@@ -56,9 +56,23 @@ struct ServeOptions {
   openai::UnknownFields unknown_fields = openai::UnknownFields::kIgnore;
   SamplingSource sampling_defaults = SamplingSource::kModel;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
-  bool allow_public = false, log_json = false, log_text = false, null = false;
+  bool sampling_named = false;  // --sampling-defaults was given
+  bool allow_public = false, log_json = false, log_text = false, null = false, trainer = false;
+  double trainer_timeout = 60;
   std::chrono::nanoseconds null_step{};
 };
+
+// What --trainer implies: weights that updates can replace, and the distribution that a trainer thinks its samples come from.
+Status PrepareForTrainer(ServeOptions* options) {
+  EngineOptions& engine = options->engine;
+  if (engine.weights == WeightForm::kStored)
+    return InvalidArgument(
+        "--weights stored keeps weights quantised, and --trainer replaces them; leave --weights away, or bf16 or f32");
+  if (engine.weights == WeightForm::kFastest && engine.dtype != DType::kF16 && !engine.experiment.random_weights)
+    engine.weights = engine.dtype == DType::kF32 ? WeightForm::kF32 : WeightForm::kBF16;
+  if (!options->sampling_named) options->sampling_defaults = SamplingSource::kOpenAi;
+  return OkStatus();
+}
 
 bool IsLoopback(const std::string& host) { return host == "::1" || host == "localhost" || host.starts_with("127."); }
 
@@ -75,6 +89,7 @@ Result<ExitCode> Serve(ServeOptions options) {
                                              "user have more processes (ulimit -u)",
                                              status.message()));
   }
+  if (options.trainer) COPPICE_RETURN_IF_ERROR(PrepareForTrainer(&options));
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   if (options.http.host == "localhost") options.http.host = "127.0.0.1";
   if (!IsLoopback(options.http.host) && options.api_keys.empty() && !options.allow_public) {
@@ -89,6 +104,13 @@ Result<ExitCode> Serve(ServeOptions options) {
     COPPICE_ASSIGN_OR_RETURN(service_options.access.keys, server::ApiKeys::Read(options.api_keys));
     if (const Result<OthersAccess> others = AccessOfOthers(options.api_keys); others.ok() && others->write)
       spdlog::warn("{} may be written to by others, who may let anybody in: chmod 600 {}", options.api_keys, options.api_keys);
+  }
+  const std::optional<server::ApiKeys>& keys = service_options.access.keys;
+  if (options.trainer && (keys ? !keys->HasRole(server::Role::kTrainer) : !IsLoopback(options.http.host))) {
+    return InvalidArgument(
+        fmt::format("--trainer lets {} replace the model's weights; give {} a key with role=trainer behind its hash",
+                    keys ? "keys of role trainer alone" : "everybody who reaches the server",
+                    keys ? options.api_keys : "--api-keys FILE with"));
   }
   COPPICE_ASSIGN_OR_RETURN(options.http.trusted_proxies, server::TrustedProxies::Parse(options.trusted_proxies));
   const auto room_for = [](int64_t largest, int64_t* total) {  // a quarter is one client's: two of the largest
@@ -120,6 +142,11 @@ Result<ExitCode> Serve(ServeOptions options) {
   service_options.rules.sampling.logprobs_mode = options.logprobs_mode;
   service_options.log_form = options.log_json ? server::LogForm::kJson : server::LogForm::kText;
   service_options.log_text = options.log_text;
+  service_options.world_size = static_cast<int32_t>(1 + std::ranges::count(options.engine.device, ','));
+  if (options.trainer) {
+    const auto patience = std::chrono::milliseconds(std::llround(1000 * options.trainer_timeout));
+    service_options.trainer = {.model_path = options.engine.model_path, .patience = patience};
+  }
   service_options.max_waiting = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
                               .max_per_key = options.engine.sharing == SharingMode::kNone ? 0 : options.max_prefixes,
@@ -194,7 +221,7 @@ Command AddServeCommand(CLI::App& app) {
       ->add_option(
           "--api-keys", options->api_keys,
           "File of lines \"name sha256\": who may use the server; the hash of a key is printf %s KEY | sha256sum. Behind it "
-          "perhaps role=admin tokens_per_request=N tokens_per_minute=N")
+          "perhaps role=admin or role=trainer, tokens_per_request=N tokens_per_minute=N")
       ->check(NotEmpty());
   command->add_flag(
       "--share-between-keys", options->access.share_between_keys,
@@ -215,6 +242,15 @@ Command AddServeCommand(CLI::App& app) {
       ->add_option("--trusted-proxies", options->trusted_proxies,
                    "Addresses or networks of reverse proxies, separated by commas, whose X-Forwarded-For is believed")
       ->delimiter(',');
+  command->add_flag("--trainer", options->trainer,
+                    "Routes by which a trainer updates weights, pauses and sleeps (docs/trainers.md); holds weights dense, and "
+                    "implies --sampling-defaults openai. With API keys, for those with role=trainer");
+  command
+      ->add_option(
+          "--trainer-timeout", options->trainer_timeout,
+          "Seconds that an open update of weights waits for its next part; then requests get 503 until all weights have come")
+      ->check(CLI::Range(0.1, 86'400.0))
+      ->capture_default_str();
   command->add_flag("--allow-public", options->allow_public, "Listen on a public address although there are no API keys");
   command
       ->add_option(
@@ -354,6 +390,7 @@ Command AddServeCommand(CLI::App& app) {
   NameEnvironment(command);
   return {command, [options, command]() -> Result<ExitCode> {
             if (!options->config.empty()) COPPICE_RETURN_IF_ERROR(ApplyConfigFile(*command, options->config));
+            options->sampling_named = command->count("--sampling-defaults") > 0;
             spdlog::set_level(spdlog::level::info);
             return Serve(*options);
           }};

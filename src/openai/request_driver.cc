@@ -52,6 +52,13 @@ void RequestDriver::Cancel() {
   CancelSubmitted();
 }
 
+void RequestDriver::Abort(Status why) {
+  const std::lock_guard lock(mutex_);
+  if (ended_) return;
+  if (!why.ok()) return Fail(std::move(why));
+  CancelSubmitted();
+}
+
 void RequestDriver::Fail(Status status) {
   if (!failure_.ok()) return;
   failure_ = std::move(status);

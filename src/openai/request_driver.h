@@ -39,6 +39,8 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
 
   // What is left is not wanted any more: samples that have not ended do so with kCancelled. After the end it does nothing.
   void Cancel();
+  // Another than the client ends it: as Cancel, but the answer has what has come until then, or is the error `why`.
+  void Abort(Status why);
 
  protected:
   // `submit` submits the first requests, with the lock held: no event is taken before it returns. Where all of them were refused,

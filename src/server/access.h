@@ -71,6 +71,8 @@ class Access {
   // Whether a key has role admin; the one user of a server without keys has.
   bool IsAdmin(const std::string& key) const { return !options_.keys || options_.keys->RoleOf(key) == Role::kAdmin; }
 
+  bool IsTrainer(const std::string& key) const { return !options_.keys || options_.keys->RoleOf(key) == Role::kTrainer; }
+
   // Adds to a request of a key what the server has to say: whose its KV is, whose share of the engine it takes, how long it may
   // run. INVALID_ARGUMENT where its priority is too high. REQUIRES: OpenAiRequestParser::SetPrompt was called.
   Status Complete(const std::string& key, Request* request) const;

@@ -19,7 +19,8 @@ namespace coppice::server {
 namespace {
 
 constexpr std::string_view kExpected =
-    "expected \"name sha256\", the hash as 64 hex digits: printf %s KEY | sha256sum; then perhaps role=user or role=admin, "
+    "expected \"name sha256\", the hash as 64 hex digits: printf %s KEY | sha256sum; then perhaps role=user, role=admin or "
+    "role=trainer, "
     "tokens_per_request=N and tokens_per_minute=N";
 
 // The next word of `*line`, which is taken off; empty: there is none.
@@ -82,7 +83,10 @@ bool ApiKeys::TakeOption(std::string_view word, Key* key, std::optional<Role>* r
   const std::string_view name = word.substr(0, equals), value = word.substr(std::min(equals + 1, word.size()));
   if (name == "role") {
     const bool first = !*role;
-    *role = value == "user" ? std::optional(Role::kUser) : value == "admin" ? std::optional(Role::kAdmin) : std::nullopt;
+    *role = value == "user"      ? std::optional(Role::kUser)
+            : value == "admin"   ? std::optional(Role::kAdmin)
+            : value == "trainer" ? std::optional(Role::kTrainer)
+                                 : std::nullopt;
     return first && *role;
   }
   std::optional<int64_t>* const limit = name == "tokens_per_request"  ? &key->tokens_per_request
@@ -136,6 +140,10 @@ const ApiKey* ApiKeys::Find(std::string_view authorization) const {
     if (CRYPTO_memcmp(hash.data(), key.hash.data(), hash.size()) == 0) found = &key;
   }
   return found;
+}
+
+bool ApiKeys::HasRole(Role role) const {
+  return std::ranges::any_of(keys_, [&](const Key& key) { return key.role == role; });
 }
 
 Role ApiKeys::RoleOf(std::string_view name) const {

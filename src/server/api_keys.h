@@ -16,8 +16,9 @@
 namespace coppice::server {
 
 enum class Role : uint8_t {
-  kUser,   // sees what is its own
-  kAdmin,  // sees what is everybody's, and may make prefixes public
+  kUser,     // sees what is its own
+  kAdmin,    // sees what is everybody's, and may make prefixes public
+  kTrainer,  // may use the routes of trainers, beside what is its own
 };
 
 struct ApiKey {
@@ -29,8 +30,8 @@ struct ApiKey {
 class ApiKeys {
  public:
   // A file of lines "name sha256", where sha256 is 64 hex digits, the hash of the key's bytes: `printf %s KEY | sha256sum`. Behind
-  // it there may be role=user (as without) or role=admin, and tokens_per_request=N and tokens_per_minute=N, 0 for no limit. Empty
-  // lines and those that begin with # are skipped. INVALID_ARGUMENT names the line; an empty file is one too.
+  // it there may be role=user (as without), role=admin or role=trainer, and tokens_per_request=N and tokens_per_minute=N, 0 for no
+  // limit. Empty lines and those that begin with # are skipped. INVALID_ARGUMENT names the line; an empty file is one too.
   static Result<ApiKeys> Read(const std::string& path);
   static Result<ApiKeys> Parse(std::string_view text, std::string_view path);
 
@@ -40,6 +41,7 @@ class ApiKeys {
   // The key in an Authorization header, "Bearer KEY"; null if there is none or it is none of these. Takes the same time whichever
   // key it is and however much of one it has right.
   const ApiKey* Find(std::string_view authorization) const;
+  bool HasRole(Role role) const;  // any key
   // What the key of that name may do; kUser where there is none.
   Role RoleOf(std::string_view name) const;
 

@@ -62,6 +62,8 @@ TEST(ApiKeys, RolesOfKeys) {
   EXPECT_EQ(keys->RoleOf("b"), Role::kUser);
   EXPECT_EQ(keys->RoleOf("c"), Role::kUser);
   EXPECT_EQ(ApiKeys::Parse("a " + kSesame, "keys")->RoleOf("a"), Role::kUser);
+  EXPECT_FALSE(keys->HasRole(Role::kTrainer));
+  EXPECT_TRUE(ApiKeys::Parse("a " + kSesame + " role=trainer", "keys")->HasRole(Role::kTrainer));
   for (const char* wrong : {"role", "role=", "role=Admin", "role=root", "role=admin role=user", "role=user role=user", "admin"})
     EXPECT_THAT(ApiKeys::Parse("a " + kSesame + " " + wrong, "k").status().message(), HasSubstr("role=admin")) << wrong;
 }

@@ -36,7 +36,9 @@ GenerationCall::GenerationCall(Parts parts)
 }
 
 void GenerationCall::Start(Parts parts) {
+  ActiveCalls* const active = parts.active;
   const std::shared_ptr<GenerationCall> call(new GenerationCall(std::move(parts)));
+  if (active != nullptr) call->active_ = active->Add(call->facts_.id, call->weak_from_this());
   call->Begin([&] { call->SubmitPrompts(); });
   call->responder_->WhenGone([weak = call->weak_from_this()] {
     if (const std::shared_ptr<RequestDriver> call = weak.lock()) call->Cancel();

@@ -15,6 +15,7 @@
 #include "openai/request_driver.h"
 #include "openai/response.h"
 #include "openai/response_body.h"
+#include "server/active_calls.h"
 #include "server/http.h"
 
 namespace coppice::server {
@@ -33,6 +34,7 @@ class GenerationCall final : public openai::RequestDriver {
     std::vector<openai::OpenAiRequest> prompts;  // complete, one or more, of one endpoint
     openai::ResponseFacts facts;
     std::shared_ptr<Responder> responder;
+    ActiveCalls* active = nullptr;               // outlives the call, which others find there by facts.id; may be null
     std::function<void(const Outcome&)> on_end;  // once, on any thread, after the answer's last part
   };
 
@@ -66,6 +68,7 @@ class GenerationCall final : public openai::RequestDriver {
   std::vector<std::unique_ptr<openai::AnswerStream>> streams_;  // by prompt; empty where the answer comes whole
   Clock::time_point first_token_, last_token_;
   std::function<void(const Outcome&)> on_end_;
+  ActiveCalls::Entry active_;
 };
 
 }  // namespace coppice::server

@@ -37,6 +37,18 @@ std::string Decoded(std::string_view text) {
 
 }  // namespace
 
+std::vector<std::pair<std::string, std::string>> ParseQuery(std::string_view query) {
+  std::vector<std::pair<std::string, std::string>> values;
+  while (!query.empty()) {
+    const std::string_view pair = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(query.size(), pair.size() + 1));
+    if (pair.empty()) continue;
+    const size_t equals = std::min(pair.find('='), pair.size());
+    values.emplace_back(Decoded(pair.substr(0, equals)), equals < pair.size() ? Decoded(pair.substr(equals + 1)) : std::string());
+  }
+  return values;
+}
+
 std::optional<ListQuery> ParseListQuery(std::string_view query, std::span<const std::string_view> names, int64_t default_limit,
                                         int64_t max_limit, openai::BodyError* error) {
   const auto fail = [&](const std::string& name, std::string message) {
@@ -44,15 +56,9 @@ std::optional<ListQuery> ParseListQuery(std::string_view query, std::span<const 
     return std::nullopt;
   };
   std::map<std::string, std::string> values;
-  while (!query.empty()) {
-    const std::string_view pair = query.substr(0, query.find('&'));
-    query.remove_prefix(std::min(query.size(), pair.size() + 1));
-    if (pair.empty()) continue;
-    const size_t equals = std::min(pair.find('='), pair.size());
-    std::string name = Decoded(pair.substr(0, equals));
+  for (auto& [name, value] : ParseQuery(query)) {
     if (std::ranges::find(names, name) == names.end())
       return fail("query", fmt::format("{} is no parameter of this list, expected {}", Quoted(name), fmt::join(names, ", ")));
-    std::string value = equals < pair.size() ? Decoded(pair.substr(equals + 1)) : std::string();
     if (const auto [at, is_new] = values.emplace(name, std::move(value)); !is_new) return fail(name, name + " is given twice");
   }
   ListQuery list = {.limit = default_limit};

@@ -6,10 +6,15 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "openai/body_error.h"
 
 namespace coppice::server {
+
+// Names and values in the order of the query, decoded; a name without "=" has an empty value.
+std::vector<std::pair<std::string, std::string>> ParseQuery(std::string_view query);
 
 // What lists are asked for.
 struct ListQuery {

@@ -65,7 +65,8 @@ std::string RequestLine(const Call& call, int status, double seconds, LogForm fo
 }
 
 bool IsPoll(const Call& call, int status) {
-  constexpr std::array<std::string_view, 5> kPolled = {"/health", "/ready", "/metrics", "/v1/tree", "/v1/plan"};
+  constexpr std::array<std::string_view, 8> kPolled = {"/health",  "/ready",     "/metrics",     "/v1/tree",
+                                                       "/v1/plan", "/is_paused", "/is_sleeping", "/server_info"};
   return status == 200 && std::ranges::find(kPolled, call.route) != kPolled.end();
 }
 

@@ -81,6 +81,7 @@ std::optional<HttpResponse> RefuseBodyType(const Route& route, const HttpRequest
     return refused;
   }
   const std::string& type = head.content_type;
+  if (route.body == BodyKind::kOptionalJson && type.empty()) return std::nullopt;
   if (route.body == BodyKind::kForm ? IsForm(type) : IsJson(type)) return std::nullopt;
   return ErrorResponse(415, fmt::format("Content-Type is {}, expected {}", type.empty() ? "missing" : Quoted(type),
                                         route.body == BodyKind::kForm ? "multipart/form-data" : "application/json"));

@@ -25,7 +25,8 @@ inline constexpr std::string_view kNoRoute = "none";
 enum class BodyKind : uint8_t {
   kNone,  // nothing that is read: no Content-Type is asked for
   kJson,
-  kForm,  // multipart/form-data
+  kForm,          // multipart/form-data
+  kOptionalJson,  // kJson, or nothing
 };
 
 struct Route {
@@ -33,7 +34,8 @@ struct Route {
   std::string_view path;  // may have one {variable}, which stands for any text that is not empty
   std::function<void(const std::shared_ptr<Call>&)> handle;
   BodyKind body = BodyKind::kNone;
-  bool open = false;  // needs no key
+  bool open = false;     // needs no key
+  bool trainer = false;  // where there are keys, needs one of role trainer
 };
 
 // Thread-safe.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
@@ -102,11 +103,21 @@ ordered_json ToJson(const PrefixStore::Info& info) {
           {"saved", info.saved}};
 }
 
+std::unique_ptr<TrainerRoutes> Service::MakeTrainer() {
+  if (!options_.trainer) return nullptr;
+  return std::make_unique<TrainerRoutes>(TrainerRoutes::Parts{
+      .engine = &engine_,
+      .calls = &active_calls_,
+      .facts = facts_,
+      .control = *options_.trainer,
+      .answer = [this](const std::shared_ptr<Call>& call, HttpResponse response) { Answer(call, std::move(response)); }});
+}
+
 std::vector<Route> Service::Routes() {
   const auto by = [this](void (Service::*handler)(const std::shared_ptr<Call>&)) {
     return [this, handler](const std::shared_ptr<Call>& call) { (this->*handler)(call); };
   };
-  return {
+  std::vector<Route> routes = {
       {"GET", "/health", by(&Service::Health), BodyKind::kNone, /*open=*/true},
       {"GET", "/ready", by(&Service::Ready), BodyKind::kNone, /*open=*/true},
       {"GET", "/version", by(&Service::Version), BodyKind::kNone, /*open=*/true},
@@ -141,12 +152,22 @@ std::vector<Route> Service::Routes() {
       {"POST", "/tokenize", by(&Service::Tokenize), BodyKind::kJson},
       {"GET", "/tokenizer_info", by(&Service::TokenizerInfo)},
       {"POST", "/detokenize", by(&Service::Detokenize), BodyKind::kJson},
+      {"GET", "/server_info", by(&Service::ServerInfo)},
+      {"GET", "/model_info", by(&Service::ModelInfo)},
+      {"GET", "/get_model_info", by(&Service::ModelInfo)},
   };
+  if (trainer_) std::ranges::move(trainer_->Routes(), std::back_inserter(routes));
+  return routes;
 }
 
 Service::Service(Engine* engine, ServiceOptions options)
     : engine_(*engine),
       options_(std::move(options)),
+      facts_({.model = options_.model,
+              .version = options_.version,
+              .max_context = options_.max_context,
+              .world_size = options_.world_size}),
+      trainer_(MakeTrainer()),
       router_(Routes()),
       parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size,
               options_.rules),
@@ -202,12 +223,13 @@ RequestPlan Service::PlanOf(const Route& route, const std::shared_ptr<Call>& cal
   RequestPlan plan = {.takes_time = !route.open};
   // No name of a key has a space in it.
   plan.share = call->key.empty() ? "peer " + PeerOf(call->request.peer) : call->key;
+  const bool takes_json = route.body == BodyKind::kJson || route.body == BodyKind::kOptionalJson;
   if (route.body == BodyKind::kNone) {
     plan.max_body_bytes = kMostUnreadBody;
   } else if (RefuseWhenDraining(call)) {
     return plan;
   }
-  plan.is_gzip = route.body == BodyKind::kJson && !IsIdentity(call->request.content_encoding);  // FindRoute refuses others
+  plan.is_gzip = takes_json && !IsIdentity(call->request.content_encoding);  // FindRoute refuses others
   if (route.body == BodyKind::kForm) {
     if (!files_.enabled()) route.handle(call);  // it says so
     plan.body_folder = options_.files.folder;
@@ -249,6 +271,11 @@ const Route* Service::FindRoute(const std::shared_ptr<Call>& call) {
       return nullptr;
     }
     call->key = key->name;
+    if (found.route->trainer && key->role != Role::kTrainer) {
+      Answer(call,
+             ErrorResponse(403, fmt::format("{} takes an API key of role trainer (role=trainer in the key file)", found.path)));
+      return nullptr;
+    }
   }
   // A page of another site can make a browser send forms and empty bodies here, and may try others; the browser says where they
   // come from. A key it does not send.
@@ -296,6 +323,21 @@ void Service::Ready(const std::shared_ptr<Call>& call) {
 void Service::Version(const std::shared_ptr<Call>& call) { Answer(call, {.body = DumpJson({{"version", options_.version}})}); }
 
 void Service::OpenApi(const std::shared_ptr<Call>& call) { Answer(call, {.body = std::string(OpenApiDocument())}); }
+
+void Service::ServerInfo(const std::shared_ptr<Call>& call) {
+  const std::optional<TrainerFacts> trainer = FactsForTrainer(*call);
+  Answer(call, {.body = DumpJson(server::ServerInfo(facts_, &engine_, trainer ? &*trainer : nullptr))});
+}
+
+void Service::ModelInfo(const std::shared_ptr<Call>& call) {
+  const std::optional<TrainerFacts> trainer = FactsForTrainer(*call);
+  Answer(call, {.body = DumpJson(ModelInfoAnswer(facts_, &engine_, trainer ? &*trainer : nullptr))});
+}
+
+std::optional<TrainerFacts> Service::FactsForTrainer(const Call& call) const {
+  const bool is_trainer = trainer_ && (!access_.needs_key() || access_.IsTrainer(call.key));
+  return is_trainer ? std::optional(trainer_->facts()) : std::nullopt;
+}
 
 void Service::Metrics(const std::shared_ptr<Call>& call) {
   Answer(call, {.body = access_.IsAdmin(call->key) ? metrics_.Text(engine_.Metrics(), access_.active())
@@ -489,6 +531,7 @@ void Service::Start(const std::shared_ptr<Call>& call, std::vector<openai::OpenA
                                    .model = options_.model,
                                    .version_label = [this](int64_t number) { return engine_.WeightLabel(number); }},
                          .responder = call->responder,
+                         .active = &active_calls_,
                          .on_end = [this, call, admission = call->admission](const GenerationCall::Outcome& outcome) {
                            call->usage = outcome.usage;
                            if (outcome.first_token_seconds >= 0) metrics_.CountFirstToken(outcome.first_token_seconds);

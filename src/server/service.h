@@ -29,7 +29,9 @@
 #include "server/prefix_store.h"
 #include "server/request_log.h"
 #include "server/router.h"
+#include "server/server_info.h"
 #include "server/server_metrics.h"
+#include "server/trainer/trainer_routes.h"
 
 namespace coppice::server {
 
@@ -45,6 +47,7 @@ struct ServiceOptions {
   std::vector<std::string> aliases;  // other names under which clients find it
   std::string version;               // of the program
   int32_t max_context = 0;           // tokens of prompt and output
+  int32_t world_size = 1;            // ranks that the model is divided among
   int32_t max_waiting = 0;  // EngineOptions::max_waiting: a list of prompts or continuations that has more samples is refused
   AccessOptions access;
   PrefixStoreOptions prefixes;
@@ -59,12 +62,14 @@ struct ServiceOptions {
   bool log_text = false;  // bodies of requests are in the log, which else holds no prompt
   // Of StartGrammarProcess, for grammars of clients. Without it they are compiled here, and one that is begun goes on to its end.
   std::shared_ptr<ForkServer> grammar_process;
+  std::optional<TrainerControl::Options> trainer;  // none: there are no routes of trainers
 };
 
 // Thread-safe. `engine` outlives it; somebody else steps it.
 class Service {
  public:
   Service(Engine* engine, ServiceOptions options);
+  ~Service() { StopTrainer(); }
 
   // What an earlier server kept. Before the engine is stepped.
   Status RestorePrefixes() { return prefixes_.Restore(); }
@@ -81,11 +86,19 @@ class Service {
     draining_ = why;
     batches_.Stop();
     if (compile_queue_) compile_queue_->Stop(Unavailable(why));
+    if (trainer_) trainer_->control().Drain(Unavailable(why));
+  }
+  // Ends what trainers have asked for and has not begun, and waits for what has. Called before the engine is stepped no more.
+  void StopTrainer() {
+    if (trainer_) trainer_->control().Join();
   }
   int64_t active() const { return access_.active(); }
 
  private:
+  std::unique_ptr<TrainerRoutes> MakeTrainer();
   std::vector<Route> Routes();
+  // Nothing: the call's key is none of a trainer.
+  std::optional<TrainerFacts> FactsForTrainer(const Call& call) const;
 
   // Parses the body and frees its text: the call may last for long. Nothing, with the answer given, where it cannot be read.
   struct JsonBody;
@@ -103,6 +116,8 @@ class Service {
   void Models(const std::shared_ptr<Call>& call);
   void Model(const std::shared_ptr<Call>& call);
   void OpenApi(const std::shared_ptr<Call>& call);
+  void ServerInfo(const std::shared_ptr<Call>& call);
+  void ModelInfo(const std::shared_ptr<Call>& call);
   void Completions(const std::shared_ptr<Call>& call);
   void ChatCompletions(const std::shared_ptr<Call>& call);
   void Responses(const std::shared_ptr<Call>& call);
@@ -148,6 +163,9 @@ class Service {
 
   Engine& engine_;
   const ServiceOptions options_;
+  const ServerFacts facts_;
+  ActiveCalls active_calls_;
+  const std::unique_ptr<TrainerRoutes> trainer_;  // null: off
   const Router router_;
   const openai::OpenAiRequestParser parser_;
   const int64_t created_;  // seconds since 1970

@@ -63,6 +63,7 @@ Status Serve(Engine* engine, Service* service, HttpServer* http, const ServingOp
     const Watch watch(stepping, service, http, options);
     http->Run();
   }
+  service->StopTrainer();  // while what it waits for is stepped
   return stepping.lost() ? Unavailable("the device is lost; start the server again") : OkStatus();
 }
 

@@ -1,0 +1,97 @@
+#include "server/trainer/arrived_weights.h"
+
+#include <fmt/format.h>
+#include <openssl/sha.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <optional>
+
+#include "core/check.h"
+#include "core/file.h"
+#include "core/quoted.h"
+#include "model/stored_type.h"
+
+namespace coppice::server {
+namespace {
+
+constexpr std::string_view kSegments = "/dev/shm/";
+constexpr int64_t kAlignment = 64;  // of a tensor in memory, as vector loads want it
+
+int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Bytes [offset, offset + out.size()) of the file.
+Status ReadAt(int file, int64_t offset, std::span<std::byte> out, const std::string& path) {
+  while (!out.empty()) {
+    const ssize_t size = pread(file, out.data(), out.size(), offset);
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0) return SystemError("read", path);
+    if (size == 0) return InvalidArgument(fmt::format("{} became shorter while it was read", path));
+    out = out.subspan(static_cast<size_t>(size));
+    offset += size;
+  }
+  return OkStatus();
+}
+
+std::optional<DType> DTypeOf(StoredType type) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    if (StoredTypeOf(dtype) == type) return dtype;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<ArrivedWeights> ArrivedWeights::Read(const WeightMessage& message, Buffer memory) {
+  const std::string path = std::string(kSegments) + message.segment;
+  COPPICE_ASSIGN_OR_RETURN(const RegularFile segment, OpenRegularFile(path, Links::kRefused));
+  int64_t bytes = 0;
+  for (const SegmentTensor& tensor : message.tensors) {
+    if (tensor.offset + tensor.bytes > static_cast<int64_t>(segment.size))
+      return InvalidArgument(fmt::format("tensor {} lies in bytes {} to {} of {}, which has {}", Quoted(tensor.name), tensor.offset,
+                                         tensor.offset + tensor.bytes, path, segment.size));
+    if (__builtin_add_overflow(bytes, Aligned(tensor.bytes), &bytes))
+      return InvalidArgument("the tensors have more bytes than fit into memory: send fewer at a time");
+  }
+  ArrivedWeights arrived;
+  if (static_cast<int64_t>(memory.size()) < bytes) {
+    memory = Buffer();  // first, so that there are not two
+    COPPICE_ASSIGN_OR_RETURN(memory, Buffer::Allocate(static_cast<size_t>(bytes)));
+  }
+  arrived.memory_ = std::move(memory);
+  int64_t at = 0;
+  for (const SegmentTensor& tensor : message.tensors) {
+    std::byte* const data = arrived.memory_.data() + at;
+    COPPICE_RETURN_IF_ERROR(ReadAt(segment.file.get(), tensor.offset, {data, static_cast<size_t>(tensor.bytes)}, path));
+    arrived.tensors_.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .data = data});
+    at += Aligned(tensor.bytes);
+  }
+  return arrived;
+}
+
+Result<ArrivedWeights> ArrivedWeights::Open(const std::string& path) {
+  ArrivedWeights arrived;
+  COPPICE_ASSIGN_OR_RETURN(arrived.folder_, Checkpoint::Open(path));
+  for (const auto& [name, tensor] : arrived.folder_->tensors()) {
+    const std::optional<DType> dtype = DTypeOf(tensor.type);
+    if (!dtype || tensor.interleaved_heads != 0)
+      return InvalidArgument(
+          fmt::format("{} stores tensor {} as {}: weights come from a folder of *.safetensors with f32, bf16 or f16", path,
+                      Quoted(name), Name(tensor.type)));
+    arrived.tensors_.push_back({.name = name, .dtype = *dtype, .shape = tensor.shape, .data = tensor.data.data()});
+  }
+  return arrived;
+}
+
+std::string ChecksumOf(const WeightTensor& tensor) {
+  size_t bytes = SizeOf(tensor.dtype);
+  for (const int64_t size : tensor.shape) bytes *= static_cast<size_t>(size);
+  std::array<unsigned char, SHA256_DIGEST_LENGTH> hash;
+  SHA256(static_cast<const unsigned char*>(tensor.data), bytes, hash.data());
+  std::string hex;
+  for (const unsigned char byte : hash) hex += fmt::format("{:02x}", byte);
+  return hex;
+}
+
+}  // namespace coppice::server

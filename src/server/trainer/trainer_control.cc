@@ -1,0 +1,311 @@
+#include "server/trainer/trainer_control.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace coppice::server {
+
+TrainerControl::TrainerControl(Engine* engine, const ActiveCalls* calls, Options options)
+    : engine_(*engine), calls_(*calls), options_(std::move(options)), thread_([this](const std::stop_token& stop) { Run(stop); }) {}
+
+// ---------------------------------------------------------------------------------------------------------------- any thread
+
+void TrainerControl::Post(std::function<void()> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return;
+    work_.push_back(std::move(work));
+  }
+  posted_.notify_one();
+}
+
+std::string TrainerControl::label() const { return LabelOf(engine_.weight_version().number); }
+
+std::string TrainerControl::LabelOf(int64_t version) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = labels_.find(version);
+  return found == labels_.end() || found->second.empty() ? std::to_string(version) : found->second;
+}
+
+void TrainerControl::SetLabel(std::string label) {
+  constexpr size_t kMostLabels = 256;
+  const int64_t version = engine_.weight_version().number;
+  const std::lock_guard lock(mutex_);
+  labels_[version] = std::move(label);
+  if (labels_.size() > kMostLabels) labels_.erase(labels_.begin());
+}
+
+void TrainerControl::Drain(const Status& why) {
+  if (engine_.Load().state != EngineState::kRunning) calls_.FailAll(why);
+}
+
+void TrainerControl::Join() {
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    work_.clear();
+  }
+  thread_.request_stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+// ------------------------------------------------------------------------------------------------------ the control's thread
+
+void TrainerControl::Run(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    std::function<void()> work;
+    {
+      std::unique_lock lock(mutex_);
+      const auto has_work = [this] { return !work_.empty(); };
+      if (update_) {
+        posted_.wait_until(lock, stop, update_->last + options_.patience, has_work);
+      } else {
+        posted_.wait(lock, stop, has_work);
+      }
+      if (!work_.empty()) {
+        work = std::move(work_.front());
+        work_.pop_front();
+      }
+    }
+    if (work) {
+      work();
+    } else if (update_ && Clock::now() >= update_->last + options_.patience) {
+      GiveUp(fmt::format("the next call did not come within {} s", options_.patience.count() / 1000.0));
+    }
+  }
+}
+
+Status TrainerControl::Pause(PauseMode mode) {
+  EndCall();
+  if (update_) {  // it is paused already, and stays so
+    update_->resumes = false;
+    return OkStatus();
+  }
+  if (update_state_ == UpdateState::kGivenUp) {
+    resumes_ = false;
+    return OkStatus();
+  }
+  // An engine that is paused keeps what runs; what is to end, ends.
+  if (engine_.Load().state == EngineState::kPaused && mode == PauseMode::kWait) mode = PauseMode::kKeep;
+  return engine_.Pause({.mode = mode});
+}
+
+Status TrainerControl::Resume() {
+  EndCall();
+  if (update_) return FailedPrecondition("an update of weights is open: end it with /finish_weight_update");
+  if (update_state_ == UpdateState::kGivenUp)
+    return FailedPrecondition("an update of weights ended half-way: bring all of them, or the model's file (/wake_up)");
+  return engine_.Resume();
+}
+
+Status TrainerControl::Sleep(SleepLevel level, PauseMode mode) {
+  EndCall();
+  if (update_) return FailedPrecondition("an update of weights is open: end it with /finish_weight_update");
+  if (engine_.Load().state == EngineState::kPaused && mode == PauseMode::kWait) mode = PauseMode::kKeep;
+  const bool refuses = update_state_ == UpdateState::kGivenUp;
+  return engine_.Sleep({.level = level, .pause = {.mode = mode, .refuse_new = refuses}});
+}
+
+Status TrainerControl::Wake(bool weights_follow) {
+  EndCall();
+  if (update_) return FailedPrecondition("an update of weights is open: end it with /finish_weight_update");
+  const bool was_given_up = update_state_ == UpdateState::kGivenUp;
+  const bool reload = !weights_follow && (was_given_up || is_of_file_);
+  COPPICE_RETURN_IF_ERROR(engine_.Wake({.reload = reload, .resume = false}));
+  if (weights_follow) return OkStatus();
+  if (was_given_up) {
+    NoteFile();
+    return NoteWhole(/*resumes=*/true);
+  }
+  if (AnyMissing())
+    return FailedPrecondition(
+        "the weights that updates had brought were dropped: bring all of them again, or read the model's file with "
+        "/collective_rpc reload_weights");
+  return engine_.Resume();
+}
+
+Status TrainerControl::Reload(PauseMode mode) {
+  EndCall();
+  const bool resumes = engine_.Load().state == EngineState::kRunning || (update_ && update_->resumes) ||
+                       (update_state_ == UpdateState::kGivenUp && resumes_);
+  if (engine_.Load().state != EngineState::kAsleep) {
+    if (engine_.Load().state == EngineState::kPaused && mode == PauseMode::kWait) mode = PauseMode::kKeep;
+    COPPICE_RETURN_IF_ERROR(engine_.Sleep({.level = SleepLevel::kDropWeights, .pause = {.mode = mode}}));
+  }
+  COPPICE_RETURN_IF_ERROR(engine_.Wake({.reload = true, .resume = false}));
+  NoteFile();
+  return NoteWhole(resumes);
+}
+
+Status TrainerControl::Start(PauseMode mode, std::string label) {
+  bool resumes = false;
+  if (update_) GiveUp("another one began");
+  if (update_state_ == UpdateState::kGivenUp) {
+    resumes = resumes_;
+    COPPICE_RETURN_IF_ERROR(engine_.Pause({.mode = PauseMode::kKeep}));  // requests that come wait again
+  } else {
+    const EngineState state = engine_.Load().state;
+    if (state == EngineState::kAsleep)
+      return FailedPrecondition("the engine is asleep: wake it to update its weights (/wake_up?tags=weights)");
+    resumes = state == EngineState::kRunning;
+    if (resumes) COPPICE_RETURN_IF_ERROR(engine_.Pause({.mode = mode}));
+  }
+  update_ = {.resumes = resumes, .label = std::move(label), .last = Clock::now()};
+  set_state(UpdateState::kOpen);
+  return OkStatus();
+}
+
+bool TrainerControl::ChangedNothing(const Status& status) {
+  return status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kUnimplemented ||
+         status.code() == StatusCode::kFailedPrecondition;
+}
+
+Status TrainerControl::Bring(const ArrivedWeights& weights, PauseMode mode, const std::string& label, bool with_checksums) {
+  if (!update_) {
+    if (update_state_ == UpdateState::kGivenUp)
+      return FailedPrecondition("the update was given up: begin anew with /start_weight_update, and bring all weights");
+    if (engine_.Load().state == EngineState::kPaused) mode = PauseMode::kKeep;
+    const Status updated = engine_.UpdateWeights(weights.tensors(), {.when = mode, .label = label}).status();
+    if (!updated.ok() && ChangedNothing(updated)) return updated;
+    if (updated.ok()) SetLabel(label);
+    NoteBrought(weights, with_checksums);
+    is_half_ = AnyMissing();
+    return updated;
+  }
+  const Status brought =
+      engine_
+          .UpdateWeights(weights.tensors(), {.when = PauseMode::kKeep,
+                                             .label = update_->label,
+                                             .part = update_->parts == 0 ? UpdatePart::kFirst : UpdatePart::kNext})
+          .status();
+  EndCall();
+  if (brought.ok()) {
+    ++update_->parts;
+    is_half_ = true;
+    NoteBrought(weights, with_checksums);
+  } else if (!ChangedNothing(brought)) {
+    is_half_ = true;
+    GiveUp(brought.message());
+  }
+  return brought;
+}
+
+Status TrainerControl::BringWhole(const ArrivedWeights& weights, PauseMode mode, const std::string& label) {
+  EndCall();
+  const bool is_open = update_.has_value(), was_given_up = update_state_ == UpdateState::kGivenUp;
+  const EngineState state = engine_.Load().state;
+  const bool resumes = (is_open && update_->resumes) || (was_given_up && resumes_);
+  if (state == EngineState::kPaused) mode = PauseMode::kKeep;
+  const Status updated = engine_.UpdateWeights(weights.tensors(), {.when = mode, .label = label}).status();
+  if (!updated.ok()) {
+    if (!ChangedNothing(updated)) {
+      is_half_ = true;
+      if (update_) GiveUp(updated.message());
+    }
+    return updated;
+  }
+  SetLabel(label);
+  NoteBrought(weights, /*with_checksums=*/false);
+  return NoteWhole(resumes);
+}
+
+Status TrainerControl::Finish(const std::string& label) {
+  if (!update_) return FailedPrecondition("no update of weights is open: begin one with /start_weight_update");
+  const std::string name = label.empty() ? update_->label : label;
+  if (update_->parts > 0) {
+    const Status ended = engine_.UpdateWeights({}, {.when = PauseMode::kKeep, .label = name, .part = UpdatePart::kLast}).status();
+    if (!ended.ok()) {
+      GiveUp(ended.message());
+      return ended;
+    }
+    SetLabel(name);
+  } else if (is_half_) {
+    GiveUp("it brought no weights");
+    return FailedPrecondition("the update brought no weights, and some are missing from one that ended half-way");
+  }
+  return NoteWhole(update_->resumes);
+}
+
+Status TrainerControl::NoteWhole(bool resumes) {
+  update_.reset();
+  is_half_ = AnyMissing();
+  if (is_half_) {
+    set_state(UpdateState::kGivenUp);
+    return FailedPrecondition("weights are missing: bring all of them");
+  }
+  set_state(UpdateState::kNone);
+  // Where it stays paused, requests wait, although an update that was given up refused them.
+  if (resumes) return engine_.Resume();
+  return engine_.Load().state == EngineState::kPaused ? engine_.Pause({.mode = PauseMode::kKeep}) : OkStatus();
+}
+
+void TrainerControl::EndCall() {
+  if (update_) update_->last = Clock::now();
+}
+
+void TrainerControl::GiveUp(std::string_view why) {
+  const bool resumes = update_->resumes;
+  if (update_->parts > 0 && !AnyMissing()) {
+    spdlog::warn("an update of weights was not ended, though all of them have come ({}): it ends now", why);
+    if (const Status ended = Finish({}); !ended.ok()) spdlog::error("{}", ended.message());
+    return;
+  }
+  update_.reset();
+  if (!is_half_) {  // nothing came of it
+    set_state(UpdateState::kNone);
+    spdlog::warn("an update of weights ended before any came: {}", why);
+    if (resumes) {
+      if (const Status resumed = engine_.Resume(); !resumed.ok()) spdlog::error("{}", resumed.message());
+    }
+    return;
+  }
+  resumes_ = resumes;
+  set_state(UpdateState::kGivenUp);
+  spdlog::error("an update of weights ended half-way ({}): requests are refused until all weights have come", why);
+  if (const Status paused = engine_.Pause({.mode = PauseMode::kKeep, .refuse_new = true}); !paused.ok())
+    spdlog::error("{}", paused.message());
+  calls_.FailAll(Unavailable("an update of weights ended half-way: send the request again when all weights have come"));
+}
+
+bool TrainerControl::AnyMissing() {
+  const Result<std::vector<WeightInfo>> weights = engine_.Weights();
+  return !weights.ok() || std::ranges::any_of(*weights, &WeightInfo::missing);
+}
+
+void TrainerControl::NoteFile() {
+  SetLabel({});
+  checksums_.clear();
+  is_of_file_ = true;
+}
+
+void TrainerControl::NoteBrought(const ArrivedWeights& weights, bool with_checksums) {
+  is_of_file_ = false;
+  for (const WeightTensor& tensor : weights.tensors())
+    checksums_[tensor.name] = with_checksums ? ChecksumOf(tensor) : std::string();
+}
+
+Result<std::map<std::string, std::string>> TrainerControl::Checksums() {
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<WeightInfo> weights, engine_.Weights());
+  std::map<std::string, std::string> checksums;
+  bool asks_file = false;
+  for (const WeightInfo& weight : weights) {
+    const auto known = checksums_.find(weight.name);
+    asks_file |= known == checksums_.end();
+    checksums[weight.name] = known == checksums_.end() ? std::string() : known->second;
+  }
+  if (!asks_file) return checksums;
+  const Result<ArrivedWeights> file = ArrivedWeights::Open(options_.model_path);
+  if (!file.ok()) return checksums;  // one of blocks, say
+  for (const WeightTensor& tensor : file->tensors()) {
+    const auto wanted = checksums.find(tensor.name);
+    if (wanted != checksums.end() && !checksums_.contains(tensor.name)) wanted->second = ChecksumOf(tensor);
+  }
+  return checksums;
+}
+
+}  // namespace coppice::server

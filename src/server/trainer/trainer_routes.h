@@ -1,0 +1,89 @@
+// The routes by which trainers steer the server, of vLLM and of SGLang: off unless asked for. Layer: server.
+// docs/trainers.md describes them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "coppice/engine/engine.h"
+#include "server/active_calls.h"
+#include "server/call.h"
+#include "server/http.h"
+#include "server/router.h"
+#include "server/server_info.h"
+#include "server/trainer/trainer_control.h"
+#include "server/trainer/trainer_fields.h"
+
+namespace coppice::server {
+
+// Thread-safe.
+class TrainerRoutes {
+ public:
+  struct Parts {
+    Engine* engine = nullptr;            // this and `calls` outlive the routes
+    const ActiveCalls* calls = nullptr;  // generations that can be ended
+    ServerFacts facts;
+    TrainerControl::Options control;
+    std::function<void(const std::shared_ptr<Call>&, HttpResponse)> answer;  // any thread
+  };
+  explicit TrainerRoutes(Parts parts);
+
+  std::vector<Route> Routes();
+  TrainerFacts facts() const;
+  TrainerControl& control() { return control_; }
+
+ private:
+  using Answer = Result<nlohmann::ordered_json>;
+  using Handler = Answer (TrainerRoutes::*)(const TrainerFields&);
+
+  // A route whose handler runs on the calling thread, and one whose handler runs on the control's.
+  Route Now(std::string_view method, std::string_view path, Handler handler);
+  Route InTurn(std::string_view method, std::string_view path, Handler handler);
+  void Run(const std::shared_ptr<Call>& call, const TrainerFields& fields, Handler handler);
+
+  // Of vLLM.
+  Answer Pause(const TrainerFields& fields);
+  Answer Resume(const TrainerFields& fields);
+  Answer IsPaused(const TrainerFields& fields);
+  Answer AbortRequests(const TrainerFields& fields);
+  Answer Sleep(const TrainerFields& fields);
+  Answer WakeUp(const TrainerFields& fields);
+  Answer IsSleeping(const TrainerFields& fields);
+  Answer ResetPrefixCache(const TrainerFields& fields);
+  Answer WorldSize(const TrainerFields& fields);
+  Answer WeightInfo(const TrainerFields& fields);
+  Answer WeightChecker(const TrainerFields& fields);
+  Answer InitTransfer(const TrainerFields& fields);
+  Answer StartUpdate(const TrainerFields& fields);
+  Answer UpdateWeights(const TrainerFields& fields);
+  Answer FinishUpdate(const TrainerFields& fields);
+  Answer SetVersion(const TrainerFields& fields);
+  Answer CollectiveRpc(const TrainerFields& fields);
+  // Of SGLang.
+  Answer PauseGeneration(const TrainerFields& fields);
+  Answer ContinueGeneration(const TrainerFields& fields);
+  Answer AbortRequest(const TrainerFields& fields);
+  Answer FlushCache(const TrainerFields& fields);
+  Answer UpdateFromDisk(const TrainerFields& fields);
+  Answer InitGroup(const TrainerFields& fields);
+  Answer UpdateFromMessage(const TrainerFields& fields);
+  Answer Version(const TrainerFields& fields);
+  Answer ReleaseMemory(const TrainerFields& fields);
+  Answer ResumeMemory(const TrainerFields& fields);
+  void HealthGenerate(const std::shared_ptr<Call>& call);
+
+  // Brings what a message names.
+  Status Bring(const nlohmann::json& info, const TrainerFields& fields);
+
+  Engine& engine_;
+  const ActiveCalls& calls_;
+  const ServerFacts facts_;
+  const std::string model_path_;
+  const std::function<void(const std::shared_ptr<Call>&, HttpResponse)> answer_;
+  TrainerControl control_;  // last: its thread uses the others
+};
+
+}  // namespace coppice::server

@@ -1,0 +1,188 @@
+#include "server/trainer/weight_message.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "core/check.h"
+#include "core/json.h"
+
+namespace coppice::server {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMostShown = 80;       // bytes of a value in a message
+constexpr size_t kIpcHandleBytes = 64;  // of a cudaIpcMemHandle_t
+constexpr size_t kMostDimensions = 8;
+
+enum class Transport : uint8_t { kSharedMemory, kCudaIpc, kNccl };
+constexpr std::array<std::pair<std::string_view, Transport>, 3> kTransports = {
+    {{"shared_memory", Transport::kSharedMemory}, {"cuda_ipc", Transport::kCudaIpc}, {"nccl", Transport::kNccl}}};
+
+Status Wrong(std::string_view field, const json* value, std::string_view expected) {
+  return InvalidArgument(
+      fmt::format("{} is {}, expected {}", field, value != nullptr ? PrintableJson(*value, kMostShown) : "missing", expected));
+}
+
+// Null where it is missing or null.
+const json* Find(const json& object, std::string_view name) {
+  const auto found = object.find(name);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+Status RefusePickled(const json& info) {
+  for (const std::string_view field : {"ipc_handles_pickled", "ipc_handles", "serialized_named_tensors", "pickled"}) {
+    if (Find(info, field) != nullptr)
+      return InvalidArgument(
+          fmt::format("{} is a pickled payload, which this server never reads, since reading one runs what its "
+                      "sender wrote: send \"segment\" and \"tensors\" (docs/trainers.md)",
+                      field));
+  }
+  return OkStatus();
+}
+
+// What the message says, or else what its fields are those of.
+Result<Transport> TransportOf(const json& info) {
+  for (const std::string_view field : {"transport", "backend"}) {
+    const json* const named = Find(info, field);
+    if (named == nullptr) continue;
+    for (const auto& [name, transport] : kTransports) {
+      if (*named == name) return transport;
+    }
+    return Wrong(field, named, "shared_memory, cuda_ipc or nccl");
+  }
+  if (Find(info, "handle") != nullptr) return Transport::kCudaIpc;
+  const bool is_nccl =
+      Find(info, "master_address") != nullptr || (Find(info, "names") != nullptr && Find(info, "segment") == nullptr);
+  return is_nccl ? Transport::kNccl : Transport::kSharedMemory;
+}
+
+Status TellNoNccl() {
+  return Unimplemented(
+      "weights by NCCL broadcast are not received by this server: send them by shared memory (docs/trainers.md), or with "
+      "/update_weights_from_disk");
+}
+
+std::optional<DType> DTypeOf(const json& value) {
+  if (!value.is_string()) return std::nullopt;
+  std::string_view name = value.get_ref<const std::string&>();
+  if (name.starts_with("torch.")) name.remove_prefix(6);
+  if (name == "float32" || name == "f32") return DType::kF32;
+  if (name == "bfloat16" || name == "bf16") return DType::kBF16;
+  if (name == "float16" || name == "f16") return DType::kF16;
+  return std::nullopt;
+}
+
+Result<SegmentTensor> ReadTensor(const json& value, size_t index, bool has_offset) {
+  const auto field = [&](std::string_view name) { return fmt::format("tensors[{}].{}", index, name); };
+  if (!value.is_object()) return Wrong(fmt::format("tensors[{}]", index), &value, "an object with name, dtype, shape and offset");
+  SegmentTensor tensor;
+  const json* const name = Find(value, "name");
+  if (name == nullptr || !name->is_string() || name->get_ref<const std::string&>().empty())
+    return Wrong(field("name"), name, "a tensor's name");
+  tensor.name = name->get<std::string>();
+  const json* const dtype = Find(value, "dtype");
+  const std::optional<DType> known = dtype != nullptr ? DTypeOf(*dtype) : std::nullopt;
+  if (!known) return Wrong(field("dtype"), dtype, "float32, bfloat16 or float16");
+  tensor.dtype = *known;
+  const json* const shape = Find(value, "shape");
+  if (shape == nullptr || !shape->is_array() || shape->empty() || shape->size() > kMostDimensions)
+    return Wrong(field("shape"), shape, "a list of 1 to 8 sizes, outermost dimension first");
+  tensor.bytes = static_cast<int64_t>(SizeOf(tensor.dtype));
+  for (const json& size : *shape) {
+    if (!size.is_number_integer() || size.get<int64_t>() < 1 ||
+        __builtin_mul_overflow(tensor.bytes, size.get<int64_t>(), &tensor.bytes))
+      return Wrong(field("shape"), shape, "sizes of at least 1 whose product fits into memory");
+    tensor.shape.push_back(size.get<int64_t>());
+  }
+  if (!has_offset) return tensor;
+  const json* const offset = Find(value, "offset");
+  int64_t end = 0;
+  if (offset == nullptr || !offset->is_number_integer() || offset->get<int64_t>() < 0 ||
+      __builtin_add_overflow(offset->get<int64_t>(), tensor.bytes, &end))
+    return Wrong(field("offset"), offset, "bytes from the segment's beginning");
+  tensor.offset = offset->get<int64_t>();
+  return tensor;
+}
+
+Result<std::vector<SegmentTensor>> ReadTensors(const json& info, bool have_offsets) {
+  const json* const list = Find(info, "tensors");
+  if (list == nullptr || !list->is_array() || list->empty())
+    return Wrong("tensors", list, "a list of objects with name, dtype, shape and offset");
+  std::vector<SegmentTensor> tensors;
+  for (const json& value : *list) {
+    COPPICE_ASSIGN_OR_RETURN(SegmentTensor tensor, ReadTensor(value, tensors.size(), have_offsets));
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+// A name that leads to no other folder than that of shared memory.
+Status CheckSegmentName(const json* value) {
+  constexpr std::string_view kExpected = "a name below /dev/shm, without a slash, of 1 to 200 bytes";
+  if (value == nullptr || !value->is_string()) return Wrong("segment", value, kExpected);
+  const std::string& name = value->get_ref<const std::string&>();
+  const bool is_name = !name.empty() && name.size() <= 200 && name != "." && name != ".." && name.find('/') == name.npos &&
+                       name.find('\0') == name.npos;
+  return is_name ? OkStatus() : Wrong("segment", value, kExpected);
+}
+
+// Of 64 bytes as 128 hex digits, or as 88 characters of base64.
+Status CheckIpcHandle(const json* value) {
+  constexpr std::string_view kExpected = "64 bytes as 128 hex digits or as base64";
+  if (value == nullptr || !value->is_string()) return Wrong("handle", value, kExpected);
+  const std::string& text = value->get_ref<const std::string&>();
+  const bool is_hex = text.size() == 2 * kIpcHandleBytes && text.find_first_not_of("0123456789abcdefABCDEF") == text.npos;
+  constexpr std::string_view kBase64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  const bool is_base64 = text.size() == 88 && text.find_first_not_of(kBase64) == 86 && text.ends_with("==");
+  return is_hex || is_base64 ? OkStatus() : Wrong("handle", value, kExpected);
+}
+
+Status CheckCudaIpc(const json& info) {
+  COPPICE_RETURN_IF_ERROR(CheckIpcHandle(Find(info, "handle")));
+  const json* const device = Find(info, "device");
+  if (device == nullptr || !device->is_number_integer() || device->get<int64_t>() < 0)
+    return Wrong("device", device, "the number of the GPU whose memory it is");
+  COPPICE_RETURN_IF_ERROR(ReadTensors(info, /*have_offsets=*/true).status());
+  return Unimplemented(
+      "weights by CUDA IPC are not received by this build: send them by shared memory (docs/trainers.md), or with "
+      "/update_weights_from_disk");
+}
+
+}  // namespace
+
+Result<WeightMessage> ReadWeightMessage(const json& info) {
+  if (!info.is_object()) return Wrong("update_info", &info, "an object");
+  COPPICE_RETURN_IF_ERROR(RefusePickled(info));
+  COPPICE_ASSIGN_OR_RETURN(const Transport transport, TransportOf(info));
+  if (transport == Transport::kNccl) return TellNoNccl();
+  if (transport == Transport::kCudaIpc) return CheckCudaIpc(info);
+  WeightMessage message;
+  COPPICE_RETURN_IF_ERROR(CheckSegmentName(Find(info, "segment")));
+  message.segment = info["segment"].get<std::string>();
+  if (const json* const checksum = Find(info, "checksum"); checksum != nullptr) {
+    if (!checksum->is_boolean()) return Wrong("checksum", checksum, "true or false");
+    message.checksum = checksum->get<bool>();
+  }
+  COPPICE_ASSIGN_OR_RETURN(message.tensors, ReadTensors(info, /*have_offsets=*/true));
+  return message;
+}
+
+Status CheckTransfer(const json& info) {
+  if (!info.is_object()) return Wrong("init_info", &info, "an object");
+  COPPICE_RETURN_IF_ERROR(RefusePickled(info));
+  COPPICE_ASSIGN_OR_RETURN(const Transport transport, TransportOf(info));
+  if (transport == Transport::kNccl) return TellNoNccl();
+  return transport == Transport::kCudaIpc ? Unimplemented(
+                                                "weights by CUDA IPC are not received by this build: send them by shared "
+                                                "memory (docs/trainers.md), or with /update_weights_from_disk")
+                                          : OkStatus();
+}
+
+}  // namespace coppice::server

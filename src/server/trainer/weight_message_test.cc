@@ -1,0 +1,133 @@
+// The messages that bring weights: what is read of them, and what is refused, and where their bytes come from.
+#include "server/trainer/weight_message.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "server/testing/shared_segment.h"
+#include "server/trainer/arrived_weights.h"
+
+namespace coppice::server {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+std::string Refusal(const json& info) { return std::string(ReadWeightMessage(info).status().message()); }
+
+json Tensor(const std::string& name, int64_t offset) {
+  return {{"name", name}, {"dtype", "float32"}, {"shape", {2, 3}}, {"offset", offset}};
+}
+
+TEST(WeightMessage, SaysWhereEachTensorLies) {
+  const json info = {{"segment", "weights-1"},
+                     {"checksum", true},
+                     {"tensors", {Tensor("a", 64), {{"name", "b"}, {"dtype", "torch.bfloat16"}, {"shape", {5}}, {"offset", 0}}}}};
+  const WeightMessage message = ReadWeightMessage(info).value();
+  EXPECT_EQ(message.segment, "weights-1");
+  EXPECT_TRUE(message.checksum);
+  ASSERT_EQ(message.tensors.size(), 2u);
+  EXPECT_EQ(message.tensors[0].name, "a");
+  EXPECT_EQ(message.tensors[0].shape, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(message.tensors[0].offset, 64);
+  EXPECT_EQ(message.tensors[0].bytes, 24);
+  EXPECT_EQ(message.tensors[1].dtype, DType::kBF16);
+  EXPECT_EQ(message.tensors[1].bytes, 10);
+}
+
+TEST(WeightMessage, ARefusalNamesTheFieldAndItsValue) {
+  const json good = {{"segment", "s"}, {"tensors", {Tensor("a", 0)}}};
+  const auto with = [&](const char* path, json value) {
+    json changed = good;
+    changed[json::json_pointer(path)] = std::move(value);
+    return Refusal(changed);
+  };
+  EXPECT_EQ(Refusal(good), "");
+  EXPECT_EQ(Refusal(7), "update_info is 7, expected an object");
+  for (const json& name : {json("a/b"), json("../x"), json(".."), json(""), json(3), json(std::string("a\0b", 3))})
+    EXPECT_THAT(with("/segment", name), HasSubstr("expected a name below /dev/shm, without a slash")) << name;
+  EXPECT_EQ(with("/tensors", json::array()), "tensors is [], expected a list of objects with name, dtype, shape and offset");
+  EXPECT_EQ(with("/tensors/0/name", ""), "tensors[0].name is \"\", expected a tensor's name");
+  EXPECT_EQ(with("/tensors/0/dtype", "int8"), "tensors[0].dtype is \"int8\", expected float32, bfloat16 or float16");
+  for (const json& shape : {json::array(), json({0}), json({-1}), json({1.5}), json({1LL << 40, 1LL << 40}), json("2")})
+    EXPECT_THAT(with("/tensors/0/shape", shape), HasSubstr("tensors[0].shape is ")) << shape;
+  for (const json& offset : {json(-1), json(INT64_MAX), json(UINT64_MAX), json("0"), json()})
+    EXPECT_THAT(with("/tensors/0/offset", offset), HasSubstr("expected bytes from the segment's beginning")) << offset;
+  EXPECT_THAT(with("/transport", "rdma"), HasSubstr("expected shared_memory, cuda_ipc or nccl"));
+  EXPECT_THAT(with("/checksum", 1), HasSubstr("expected true or false"));
+}
+
+TEST(WeightMessage, PickledPayloadsAreNeverRead) {
+  for (const char* field : {"ipc_handles_pickled", "ipc_handles", "serialized_named_tensors"}) {
+    EXPECT_THAT(Refusal({{field, "gASVKg=="}, {"names", {"a"}}}),
+                HasSubstr(std::string(field) + " is a pickled payload, which this server never reads"));
+    EXPECT_EQ(CheckTransfer({{field, "gASVKg=="}}).code(), StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(WeightMessage, OtherTransportsAreCheckedAndRefused) {
+  const json nccl = {{"names", {"a"}}, {"dtype_names", {"float32"}}, {"shapes", {{1}}}};
+  EXPECT_EQ(ReadWeightMessage(nccl).status().code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(Refusal(nccl), HasSubstr("by NCCL broadcast"));
+  EXPECT_EQ(CheckTransfer({{"master_address", "10.0.0.1"}, {"master_port", 1}}).code(), StatusCode::kUnimplemented);
+  EXPECT_TRUE(CheckTransfer({{"transport", "shared_memory"}}).ok());
+  json ipc = {{"transport", "cuda_ipc"}, {"handle", std::string(128, 'a')}, {"device", 0}, {"tensors", {Tensor("a", 0)}}};
+  EXPECT_EQ(ReadWeightMessage(ipc).status().code(), StatusCode::kUnimplemented);
+  ipc["handle"] = std::string(86, 'A') + "==";
+  EXPECT_EQ(ReadWeightMessage(ipc).status().code(), StatusCode::kUnimplemented);
+  ipc["handle"] = std::string(127, 'a');
+  EXPECT_THAT(Refusal(ipc), HasSubstr("expected 64 bytes as 128 hex digits or as base64"));
+  ipc["handle"] = std::string(128, 'a');
+  ipc["device"] = -1;
+  EXPECT_THAT(Refusal(ipc), HasSubstr("expected the number of the GPU"));
+}
+
+TEST(ArrivedWeights, AreCopiesOfWhatTheSegmentHolds) {
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6, 7};
+  SharedSegment segment(std::as_bytes(std::span(values)));
+  const json info = {{"segment", segment.name()},
+                     {"tensors", {Tensor("a", 4), {{"name", "b"}, {"dtype", "f32"}, {"shape", {1}}, {"offset", 0}}}}};
+  const ArrivedWeights weights = ArrivedWeights::Read(ReadWeightMessage(info).value(), Buffer()).value();
+  segment.Truncate(0);
+  ASSERT_EQ(weights.tensors().size(), 2u);
+  EXPECT_EQ(std::memcmp(weights.tensors()[0].data, &values[1], 24), 0);
+  EXPECT_EQ(*static_cast<const float*>(weights.tensors()[1].data), 1);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(weights.tensors()[1].data) % 64, 0u);
+  // sha256 of 00 00 80 3f
+  EXPECT_EQ(ChecksumOf(weights.tensors()[1]), "e00e5eb9444182f352323374ef4e08ebcb784725fdd4fd612d7730540b3e0c8c");
+}
+
+TEST(ArrivedWeights, MustLieInTheSegment) {
+  const std::vector<std::byte> bytes(24);
+  const SharedSegment segment(bytes);
+  const auto read = [&](const std::string& name, int64_t offset) {
+    const json info = {{"segment", name}, {"tensors", {Tensor("a", offset)}}};
+    return std::string(ArrivedWeights::Read(ReadWeightMessage(info).value(), Buffer()).status().message());
+  };
+  EXPECT_EQ(read(segment.name(), 0), "");
+  EXPECT_EQ(read(segment.name(), 4), "tensor \"a\" lies in bytes 4 to 28 of /dev/shm/" + segment.name() + ", which has 24");
+  EXPECT_THAT(read(segment.name(), INT64_MAX - 24), HasSubstr("lies in bytes"));
+  EXPECT_THAT(read("coppice-no-such-segment", 0), HasSubstr("/dev/shm/coppice-no-such-segment"));
+  const std::string link = segment.name() + "-link";
+  std::filesystem::create_symlink("/dev/shm/" + segment.name(), "/dev/shm/" + link);
+  EXPECT_NE(read(link, 0), "") << "a link may lead anywhere";
+  std::filesystem::remove("/dev/shm/" + link);
+}
+
+TEST(ArrivedWeights, ComeFromAFolder) {
+  const ArrivedWeights weights = ArrivedWeights::Open(std::string(COPPICE_TEST_DATA) + "/models/llama-gqa").value();
+  EXPECT_GT(weights.tensors().size(), 10u);
+  EXPECT_EQ(ArrivedWeights::Open("/no/such/folder").status().code(), StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace coppice::server
