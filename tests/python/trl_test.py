@@ -1,0 +1,118 @@
+"""TRL's GRPOTrainer against `coppice serve --trainer`, by examples/trainers/trl_grpo.py: a tiny random Llama learns a synthetic task on the CPU,
+and at each step the server's greedy text is that of transformers with the new weights."""
+
+import logging
+import os
+import sys
+import tempfile
+import unittest
+
+from long_packages import install_or_skip
+
+from server_process import ROOT, Server
+
+
+def site_packages(folder):
+    """A path of the folder that ends as dill, by which `datasets` names what it caches, expects of packages; others are the program's own modules to it."""
+    link = os.path.join(ROOT, "build", "trl", "site-packages")
+    os.makedirs(os.path.dirname(link), exist_ok=True)
+    if os.path.lexists(link):
+        os.remove(link)
+    os.symlink(folder, link)
+    return link
+
+
+sys.path.append(site_packages(install_or_skip("trl", __file__)))
+
+import torch  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed  # noqa: E402
+
+sys.path.insert(0, os.path.join(ROOT, "examples", "trainers"))
+
+import trl_grpo  # noqa: E402
+
+VOCABULARY = 64
+WANTED = set(range(8, 16))  # an eighth of it
+STEPS = 20
+PROMPTS = ["w2 w3 w4 w5 w6", "w2 w3 w4 w7", "w9 w20 w21 w22 w23 w24 w25", "w30 w31"]
+
+
+class SmallBuckets(trl_grpo.CoppiceClient):
+    """Each weight update takes several buckets."""
+
+    buckets = 0
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, bucket_bytes=64 << 10, **kwargs)
+
+    def _send(self, bucket):
+        SmallBuckets.buckets += 1
+        super()._send(bucket)
+
+
+def make_model(folder):
+    set_seed(1)
+    config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                         max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None, eos_token_id=1, pad_token_id=0)
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    vocabulary = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return model, PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+
+
+@torch.no_grad()
+def greedy(model, ids, count):
+    """What transformers says after `ids`, and by how much each token was ahead of the next best."""
+    text, margins = list(ids), []
+    for _ in range(count):
+        best = model(torch.tensor([text])).logits[0, -1].float().topk(2)
+        margins.append(float(best.values[0] - best.values[1]))
+        text.append(int(best.indices[0]))
+    return text[len(ids) :], margins
+
+
+class TrlTest(unittest.TestCase):
+    def test_grpo_learns_and_the_server_has_each_steps_weights(self):
+        logging.getLogger("trl").setLevel(logging.ERROR)
+        with tempfile.TemporaryDirectory() as folder:
+            model, tokenizer = make_model(folder)
+            with Server("--trainer", "--dtype", "f32", model=folder) as server:
+                seen = []  # by step: number of the update, greedy texts
+
+                def reward(completion_ids, **_):
+                    # Between the update of weights and the trainer's next step: both have the same.
+                    texts, compared = [], 0
+                    for prompt in PROMPTS:
+                        ids = tokenizer(prompt)["input_ids"]
+                        status, answer = server.complete(prompt=ids, temperature=0, max_tokens=12, return_token_ids=True)
+                        self.assertEqual(status, 200, answer)
+                        expected, margins = greedy(model, ids, 12)
+                        got = answer["choices"][0]["token_ids"]
+                        certain = next((i for i, margin in enumerate(margins) if margin < 1e-4), len(margins))
+                        self.assertEqual(got[:certain], expected[:certain], f"step {len(seen)}, prompt {ids}")
+                        compared += certain
+                        texts.append(got)
+                    self.assertGreater(compared, 24)
+                    weights = server.ask("GET", "/server_info")
+                    seen.append((weights[2], texts))
+                    return [sum(token in WANTED for token in ids) / len(ids) for ids in completion_ids]
+
+                with tempfile.TemporaryDirectory() as output:
+                    trainer = trl_grpo.train(model, tokenizer, server.url, PROMPTS * 16, reward, steps=STEPS, output=output, client=SmallBuckets, seed=1)
+                rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+                print("rewards", " ".join(f"{value:.2f}" for value in rewards))
+                self.assertEqual(len(rewards), STEPS)
+                self.assertEqual(len(seen), STEPS)
+                self.assertGreater(sum(rewards[-3:]) / 3, sum(rewards[:3]) / 3 + 0.3)
+                self.assertGreater(len({str(texts) for _, texts in seen}), STEPS // 4, "the weights have not changed")
+                self.assertIn(f'"version":{STEPS},', seen[-1][0])
+                self.assertGreater(SmallBuckets.buckets, 2 * STEPS)
+                trainer.vllm_generation.vllm_client.close_communicator()
+                self.assertEqual([name for name in os.listdir("/dev/shm") if name.startswith("psm_")], [])
+
+
+if __name__ == "__main__":
+    unittest.main()
