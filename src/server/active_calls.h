@@ -18,27 +18,29 @@ namespace coppice::server {
 
 // Thread-safe.
 class ActiveCalls {
+  struct Table;
+
  public:
-  // A generation's place in the table, for as long as this lives. The table outlives it.
+  // A generation's place in the table, for as long as this lives.
   class Entry {
    public:
     Entry() = default;
-    Entry(ActiveCalls* calls, uint64_t number) : calls_(calls), number_(number) {}
-    Entry(Entry&& other) noexcept : calls_(std::exchange(other.calls_, nullptr)), number_(other.number_) {}
+    Entry(std::shared_ptr<Table> table, uint64_t number) : table_(std::move(table)), number_(number) {}
+    Entry(Entry&&) = default;
     Entry& operator=(Entry&& other) noexcept {
-      std::swap(calls_, other.calls_);
+      std::swap(table_, other.table_);
       std::swap(number_, other.number_);
       return *this;
     }
-    ~Entry() {
-      if (calls_ != nullptr) calls_->Remove(number_);
-    }
+    ~Entry();
 
    private:
-    ActiveCalls* calls_ = nullptr;
+    std::shared_ptr<Table> table_;  // null: nowhere
     uint64_t number_ = 0;
   };
 
+  ActiveCalls();
+  // May outlive the table's owner.
   Entry Add(std::string id, std::weak_ptr<openai::RequestDriver> call);
   // Ends samples of the generation with this id, which may have what answers put before it ("cmpl-"): its answer has what has come.
   // Returns how many generations there were.
@@ -52,14 +54,16 @@ class ActiveCalls {
     std::string id;
     std::weak_ptr<openai::RequestDriver> call;
   };
-  void Remove(uint64_t number);
+  struct Table {
+    std::mutex mutex;  // guards what follows
+    uint64_t next = 0;
+    std::map<uint64_t, Active> active;
+  };
   // Calls visit(call) for those that have the id, or for all.
   template <class Visit>
   int32_t ForEach(const std::string_view* id, Visit visit) const;
 
-  mutable std::mutex mutex_;  // guards what follows
-  uint64_t next_ = 0;
-  std::map<uint64_t, Active> active_;
+  const std::shared_ptr<Table> table_;
 };
 
 }  // namespace coppice::server

@@ -34,7 +34,7 @@ class GenerationCall final : public openai::RequestDriver {
     std::vector<openai::OpenAiRequest> prompts;  // complete, one or more, of one endpoint
     openai::ResponseFacts facts;
     std::shared_ptr<Responder> responder;
-    ActiveCalls* active = nullptr;               // outlives the call, which others find there by facts.id; may be null
+    ActiveCalls* active = nullptr;               // where others find the call by facts.id; may be null
     std::function<void(const Outcome&)> on_end;  // once, on any thread, after the answer's last part
   };
 

@@ -65,13 +65,14 @@ def make_model(folder):
 
 @torch.no_grad()
 def greedy(model, ids, count):
-    """What transformers says after `ids`, and by how much each token was ahead of the next best."""
-    text, margins = list(ids), []
+    """What transformers says after `ids`, with log-probabilities, and by how much each token was ahead of the next best."""
+    text, logprobs, margins = list(ids), [], []
     for _ in range(count):
-        best = model(torch.tensor([text])).logits[0, -1].float().topk(2)
+        best = model(torch.tensor([text])).logits[0, -1].float().log_softmax(-1).topk(2)
+        logprobs.append(float(best.values[0]))
         margins.append(float(best.values[0] - best.values[1]))
         text.append(int(best.indices[0]))
-    return text[len(ids) :], margins
+    return text[len(ids) :], logprobs, margins
 
 
 class TrlTest(unittest.TestCase):
@@ -87,12 +88,14 @@ class TrlTest(unittest.TestCase):
                     texts, compared = [], 0
                     for prompt in PROMPTS:
                         ids = tokenizer(prompt)["input_ids"]
-                        status, answer = server.complete(prompt=ids, temperature=0, max_tokens=12, return_token_ids=True)
+                        status, answer = server.complete(prompt=ids, temperature=0, max_tokens=12, logprobs=0, return_token_ids=True)
                         self.assertEqual(status, 200, answer)
-                        expected, margins = greedy(model, ids, 12)
+                        expected, logprobs, margins = greedy(model, ids, 12)
                         got = answer["choices"][0]["token_ids"]
                         certain = next((i for i, margin in enumerate(margins) if margin < 1e-4), len(margins))
                         self.assertEqual(got[:certain], expected[:certain], f"step {len(seen)}, prompt {ids}")
+                        for a, b in zip(answer["choices"][0]["logprobs"]["token_logprobs"][:certain], logprobs):
+                            self.assertAlmostEqual(a, b, delta=1e-4, msg=f"step {len(seen)}, prompt {ids}")  # a step changes them by 1e-2
                         compared += certain
                         texts.append(got)
                     self.assertGreater(compared, 24)
@@ -110,8 +113,11 @@ class TrlTest(unittest.TestCase):
                 self.assertGreater(len({str(texts) for _, texts in seen}), STEPS // 4, "the weights have not changed")
                 self.assertIn(f'"version":{STEPS},', seen[-1][0])
                 self.assertGreater(SmallBuckets.buckets, 2 * STEPS)
-                trainer.vllm_generation.vllm_client.close_communicator()
-                self.assertEqual([name for name in os.listdir("/dev/shm") if name.startswith("psm_")], [])
+                client = trainer.vllm_generation.vllm_client
+                segment = os.path.join("/dev/shm", client.segment.name)
+                self.assertTrue(os.path.exists(segment))
+                client.close_communicator()
+                self.assertFalse(os.path.exists(segment))
 
 
 if __name__ == "__main__":
