@@ -211,6 +211,49 @@ os.kill(os.getpid(), signal.SIGKILL)
             self.assertEqual(get(server, "/health_generate")[0], 200)
             self.assertEqual(get(server, "/get_world_size")[2], {"world_size": 1})
 
+    def test_skyrls_order(self):
+        """What its client sends to each server in a step, weights apart, which are this server's message."""
+        names = sorted(self.header)
+        with Server("--trainer", "--dtype", "f32") as server, Segment(self.other) as segment:
+            status, _, text = server.ask("GET", "/get_world_size", {})
+            self.assertEqual((status, json.loads(text)), (200, {"world_size": 1}))
+            self.post(server, "/init_weight_transfer_engine", {"init_info": {"transport": "shared_memory"}})
+            self.post(server, "/sleep", {"level": 2})
+            self.post(server, "/wake_up", {"tags": ["weights"]})
+            info = {"segment": segment.name, "tensors": tensors_of(self.header, names)}
+            self.post(server, "/collective_rpc", {"method": "skyrl_start_weight_update"})
+            self.post(server, "/update_weights", {"update_info": info})
+            self.post(server, "/collective_rpc", {"method": "skyrl_finish_weight_update"})
+            self.post(server, "/wake_up", {"tags": ["kv_cache"]})
+            self.post(server, "/reset_prefix_cache", {"reset_running_requests": False})
+            self.assertEqual(tokens(server), self.other_tokens)
+            # Asynchronous: what runs goes on.
+            status, _, text = server.ask("POST", "/pause?mode=keep&clear_cache=false")
+            self.assertEqual((status, json.loads(text)), (200, {"status": "paused"}))
+            self.post(server, "/collective_rpc", {"method": "start_weight_update", "kwargs": {"is_checkpoint_format": True}})
+            self.post(server, "/collective_rpc", {"method": "update_weights", "kwargs": {"update_info": info}})
+            self.post(server, "/collective_rpc", {"method": "finish_weight_update"})
+            self.assertTrue(get(server, "/is_paused")[2]["is_paused"])
+            self.assertEqual(server.ask("POST", "/resume")[0], 200)
+            self.assertEqual(tokens(server), self.other_tokens)
+
+    def test_slimes_order(self):
+        with Server("--trainer", "--dtype", "f32") as server:
+            self.assertEqual(get(server, "/health_generate")[0], 200)
+            info = get(server, "/server_info")[2]
+            self.assertEqual((info["tp_size"], info["pp_size"], info["dp_size"]), (1, 1, 1))
+            for _ in range(2):
+                self.post(server, "/release_memory_occupation")
+                self.post(server, "/resume_memory_occupation", {"tags": ["weights"]})
+                self.post(server, "/pause_generation", {"mode": "retract"})
+                self.assertEqual(get(server, "/flush_cache")[0], 200)
+                self.post(server, "/update_weights_from_disk", {"model_path": self.folder.name, "weight_version": "3"})
+                self.post(server, "/continue_generation")
+                self.post(server, "/resume_memory_occupation", {"tags": ["kv_cache"]})
+                self.assertEqual(get(server, "/get_weight_version")[2], {"weight_version": "3"})
+                self.assertEqual(tokens(server), self.other_tokens)
+            self.assertEqual(self.post(server, "/abort_request", {"abort_all": True})["num_aborted"], 0)
+
     def test_a_paused_server_ends_at_once(self):
         with Server("--trainer") as server:
             self.post(server, "/pause?mode=keep")
