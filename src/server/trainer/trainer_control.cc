@@ -251,9 +251,14 @@ void TrainerControl::EndCall() {
 void TrainerControl::GiveUp(std::string_view why) {
   const bool resumes = update_->resumes;
   if (update_->parts > 0 && !AnyMissing()) {
-    spdlog::warn("an update of weights was not ended, though all of them have come ({}): it ends now", why);
-    if (const Status ended = Finish({}); !ended.ok()) spdlog::error("{}", ended.message());
-    return;
+    const std::string label = update_->label;
+    const Status ended = engine_.UpdateWeights({}, {.when = PauseMode::kKeep, .label = label, .part = UpdatePart::kLast}).status();
+    if (ended.ok()) {
+      spdlog::warn("an update of weights was not ended, though all of them have come ({}): it ends now", why);
+      SetLabel(label);
+      if (const Status whole = NoteWhole(resumes); !whole.ok()) spdlog::error("{}", whole.message());
+      return;
+    }
   }
   update_.reset();
   if (!is_half_) {  // nothing came of it

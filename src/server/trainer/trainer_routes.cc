@@ -15,6 +15,7 @@
 #include "core/quoted.h"
 #include "openai/response.h"
 #include "server/errors.h"
+#include "server/trainer/trainer_fields.h"
 #include "server/trainer/weight_message.h"
 
 namespace coppice::server {

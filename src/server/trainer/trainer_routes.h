@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "coppice/engine/engine.h"
@@ -15,9 +16,10 @@
 #include "server/router.h"
 #include "server/server_info.h"
 #include "server/trainer/trainer_control.h"
-#include "server/trainer/trainer_fields.h"
 
 namespace coppice::server {
+
+class TrainerFields;
 
 // Thread-safe.
 class TrainerRoutes {

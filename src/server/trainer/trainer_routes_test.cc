@@ -399,6 +399,15 @@ TEST_F(ImpatientTest, AnUpdateThatDoesNotGoOnIsGivenUp) {
   models.ExpectSaid(0, {1, 2, 3}, TokensOf(Complete(Greedy({1, 2, 3}, 5))->body()));
 }
 
+TEST_F(ImpatientTest, AnUpdateThatHasBroughtAllEndsByItself) {
+  Models models;
+  ASSERT_EQ(Post("/start_weight_update", {{"weight_version", "all"}})->status(), 200);
+  ASSERT_EQ(Post("/update_weights", MessageOf(11, {"seed", "pad"}))->status(), 200);
+  models.ExpectSaid(11, {1, 2, 3}, TokensOf(Complete(Greedy({1, 2, 3}, 5))->body()));
+  EXPECT_EQ(Get("/get_weight_version")->body()["weight_version"], "all");
+  EXPECT_EQ(Update(), "none");
+}
+
 // ------------------------------------------------------------------------------------------------------------------- at random
 
 // Weights as they may have come to be, in order.
