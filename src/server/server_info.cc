@@ -49,7 +49,7 @@ ordered_json ServerInfo(const ServerFacts& facts, Engine* engine, const TrainerF
           {"served_model_name", facts.model},
           {"dtype", dtype},
           {"max_model_len", facts.max_context},
-          {"logprobs_mode", "raw_logprobs"}}},
+          {"logprobs_mode", facts.logprobs_mode}}},
         {"parallel_config",
          {{"tensor_parallel_size", facts.world_size}, {"data_parallel_size", 1}, {"world_size", facts.world_size}}},
         {"weight_transfer_config", trainer != nullptr ? ordered_json{{"backend", "shared_memory"}} : ordered_json()}}},

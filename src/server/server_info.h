@@ -11,9 +11,10 @@
 namespace coppice::server {
 
 struct ServerFacts {
-  std::string model, version;  // names of the model, and the version of the program
-  int32_t max_context = 0;     // tokens of prompt and output
-  int32_t world_size = 1;      // ranks that the model is divided among
+  std::string model, version;                  // names of the model, and the version of the program
+  int32_t max_context = 0;                     // tokens of prompt and output
+  int32_t world_size = 1;                      // ranks that the model is divided among
+  std::string logprobs_mode = "raw_logprobs";  // of outputs, before temperature and the rest; in vLLM's words
 };
 
 // What a trainer is told besides; without one, nothing of it is there.
