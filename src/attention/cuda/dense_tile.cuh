@@ -38,6 +38,28 @@ struct RingCursor {
   }
 };
 
+// What a dense warpgroup knows of itself and of shared memory, whose barriers and tiles it finds by 32-bit addresses.
+template <class C>
+struct DenseFrame {
+  const int wg, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int row = wg * 64 + warp * 16 + lane / 4;  // and row + 8
+  const uint32_t memory;
+
+  __device__ DenseFrame(SharedStorage<C>& s, int wg) : wg(wg), memory(ptx::Uniform(ptx::SharedAddress(&s))) {}
+
+  __device__ uint32_t Barrier(uint32_t of_member, uint32_t index) const {
+    return memory + of_member + index * static_cast<uint32_t>(sizeof(uint64_t));
+  }
+  __device__ uint32_t KvTile(uint32_t of_member, uint32_t stage) const { return memory + of_member + stage * C::kKvTileBytes; }
+  // Both warpgroups take turns.
+  __device__ void BeginTurn() const { ptx::NamedBarrierSync(kTurnBarrier + wg, 2 * kWarpgroup); }
+  __device__ void EndTurn() const { ptx::NamedBarrierArrive(kTurnBarrier + (wg ^ 1), 2 * kWarpgroup); }
+  // All lanes are done, by the wait for wgmma or a barrier.
+  __device__ void Release(uint32_t barrier) const {
+    if (lane == 0) ptx::BarrierArrive(barrier);
+  }
+};
+
 template <class C>
 struct DenseTile {
   static constexpr int kScores = C::kKvTile / 2;  // registers of S
@@ -293,26 +315,16 @@ struct DenseTile {
   // A dense warpgroup's life: the tasks in the order that LoadDenseTasks drew them. The softmax equations are FlashAttention's
   // (Dao et al. 2022, algorithm 1) in base 2.
   static __device__ void Run(const KernelParams& p, SharedStorage<C>& s, int wg, bool tree_mask) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int row = wg * 64 + warp * 16 + lane / 4;  // and row + 8
+    const DenseFrame<C> frame(s, wg);
+    const int lane = frame.lane, warp = frame.warp, row = frame.row;
     const float scale_log2 = p.score_scale_log2;
     using S = SharedStorage<C>;
-    const uint32_t memory = ptx::Uniform(ptx::SharedAddress(&s));
-    const auto barrier = [&](uint32_t of_member, uint32_t index) {
-      return memory + of_member + index * static_cast<uint32_t>(sizeof(uint64_t));
-    };
-    const auto kv_tile = [&](uint32_t of_member, uint32_t stage) { return memory + of_member + stage * C::kKvTileBytes; };
-    const auto turn_begin = [&] { ptx::NamedBarrierSync(kTurnBarrier + wg, 2 * kWarpgroup); };
-    const auto turn_end = [&] { ptx::NamedBarrierArrive(kTurnBarrier + (wg ^ 1), 2 * kWarpgroup); };
-    const auto release = [&](uint32_t barrier) {  // all lanes are done, by the wait for wgmma or a barrier
-      if (lane == 0) ptx::BarrierArrive(barrier);
-    };
-    if (wg == 1) turn_end();  // the first turn is warpgroup 0's
+    if (wg == 1) frame.EndTurn();  // the first turn is warpgroup 0's
 
     // Once this warpgroup has read the Q of the task before.
     const auto gather_q = [&](int n) {
       ptx::BarrierWait(&s.task_known[n % C::kTaskSlots], n / C::kTaskSlots & 1);
-      GatherOwnQ(p, s.dense[n % C::kTaskSlots], memory + offsetof(S, q) + wg * C::kQHalfBytes, wg);
+      GatherOwnQ(p, s.dense[n % C::kTaskSlots], frame.memory + offsetof(S, q) + wg * C::kQHalfBytes, wg);
     };
     if constexpr (C::kSide) gather_q(0);
     // A tile is there, and in wgmma's proxy even where ordinary copies brought it (gather.cuh).
@@ -335,7 +347,7 @@ struct DenseTile {
       } else {
         if (!over) ptx::BarrierWait(&s.q_ready[q_index], n / C::kQBuffers & 1);
       }
-      const uint32_t q = memory + offsetof(S, q) + q_index * C::kQTileBytes + wg * C::kQHalfBytes;
+      const uint32_t q = frame.memory + offsetof(S, q) + q_index * C::kQTileBytes + wg * C::kQHalfBytes;
 
       float out[kOut];
 #pragma unroll
@@ -348,27 +360,27 @@ struct DenseTile {
         int start = slot.task.first;  // of the tile
         bool k_ready = false, v_ready = false;
         for (int i = 0; i < num_tiles; ++i, start += C::kKvTile) {
-          await_tile(k_ready, barrier(offsetof(S, k_ready), k.stage), k.parity);
-          turn_begin();
-          Score(scores, q, kv_tile(offsetof(S, k), k.stage));
+          await_tile(k_ready, frame.Barrier(offsetof(S, k_ready), k.stage), k.parity);
+          frame.BeginTurn();
+          Score(scores, q, frame.KvTile(offsetof(S, k), k.stage));
           if (i > 0) {
-            await_tile(v_ready, barrier(offsetof(S, v_ready), v.stage), v.parity);
-            Accumulate(out, weights, kv_tile(offsetof(S, v), v.stage));
+            await_tile(v_ready, frame.Barrier(offsetof(S, v_ready), v.stage), v.parity);
+            Accumulate(out, weights, frame.KvTile(offsetof(S, v), v.stage));
           }
-          turn_end();
-          const uint32_t k_free = barrier(offsetof(S, k_free), k.stage), v_free = barrier(offsetof(S, v_free), v.stage);
+          frame.EndTurn();
+          const uint32_t k_free = frame.Barrier(offsetof(S, k_free), k.stage), v_free = frame.Barrier(offsetof(S, v_free), v.stage);
           k.Advance();
           if (i > 0) v.Advance();
           // A look at the next step's barriers, whose latency would be seen there.
-          k_ready = ptx::BarrierTest(barrier(offsetof(S, k_ready), k.stage), k.parity);
-          v_ready = ptx::BarrierTest(barrier(offsetof(S, v_ready), v.stage), v.parity);
+          k_ready = ptx::BarrierTest(frame.Barrier(offsetof(S, k_ready), k.stage), k.parity);
+          v_ready = ptx::BarrierTest(frame.Barrier(offsetof(S, v_ready), v.stage), v.parity);
           const bool masked = start < full_begin || start + C::kKvTile > full_end;
           // Both products: issuing the second, whose left operand is in registers, takes until it is nearly done.
           ptx::WgmmaWait<0>();
           ptx::PinRegisters(scores);
           ptx::PinRegisters(out);
-          release(k_free);
-          if (i > 0) release(v_free);
+          frame.Release(k_free);
+          if (i > 0) frame.Release(v_free);
           if constexpr (C::kSide) {
             if (i + 1 == num_tiles) {
               ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // Q is read
@@ -383,13 +395,13 @@ struct DenseTile {
             if (masked) Mask(p, scores, slot, row, start, tree_mask);
           });
         }
-        await_tile(v_ready, barrier(offsetof(S, v_ready), v.stage), v.parity);
+        await_tile(v_ready, frame.Barrier(offsetof(S, v_ready), v.stage), v.parity);
         const int present = end - (start - C::kKvTile);
         if (present < C::kKvTile) ClearTail(s.v[v.stage], present, wg);
-        Accumulate(out, weights, kv_tile(offsetof(S, v), v.stage));
+        Accumulate(out, weights, frame.KvTile(offsetof(S, v), v.stage));
         ptx::WgmmaWait<0>();
         ptx::PinRegisters(out);
-        release(barrier(offsetof(S, v_free), v.stage));
+        frame.Release(frame.Barrier(offsetof(S, v_free), v.stage));
         v.Advance();
       }
       if constexpr (C::kSide) {
@@ -400,9 +412,9 @@ struct DenseTile {
       if (n > 0) FoldComplete(p, s, ticket, wg);
       if (over) break;
       NoteArrivals(s, slot, wg);
-      release(barrier(offsetof(S, task_done), slot_index));
+      frame.Release(frame.Barrier(offsetof(S, task_done), slot_index));
     }
-    if (wg == 0) turn_begin();  // takes the arrival that is left, so that the barrier ends as it began
+    if (wg == 0) frame.BeginTurn();  // takes the arrival that is left, so that the barrier ends as it began
   }
 };
 

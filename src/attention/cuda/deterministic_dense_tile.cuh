@@ -112,21 +112,11 @@ struct DeterministicDenseTile : DenseTile<C> {
 
   // As DenseTile::Run.
   static __device__ void Run(const DeterministicParams& p, SharedStorage<C>& s, int wg, bool tree_mask) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int row = wg * 64 + warp * 16 + lane / 4;  // and row + 8
+    const DenseFrame<C> frame(s, wg);
+    const int lane = frame.lane, warp = frame.warp, row = frame.row;
     const float scale_log2 = p.score_scale_log2;
     using S = SharedStorage<C>;
-    const uint32_t memory = ptx::Uniform(ptx::SharedAddress(&s));
-    const auto barrier = [&](uint32_t of_member, uint32_t index) {
-      return memory + of_member + index * static_cast<uint32_t>(sizeof(uint64_t));
-    };
-    const auto kv_tile = [&](uint32_t of_member, uint32_t stage) { return memory + of_member + stage * C::kKvTileBytes; };
-    const auto turn_begin = [&] { ptx::NamedBarrierSync(kTurnBarrier + wg, 2 * kWarpgroup); };
-    const auto turn_end = [&] { ptx::NamedBarrierArrive(kTurnBarrier + (wg ^ 1), 2 * kWarpgroup); };
-    const auto release = [&](uint32_t barrier) {
-      if (lane == 0) ptx::BarrierArrive(barrier);
-    };
-    if (wg == 1) turn_end();
+    if (wg == 1) frame.EndTurn();
 
     RingCursor<C::kStages> k, v;  // over all tasks
     for (int n = 0;; ++n) {
@@ -136,7 +126,7 @@ struct DeterministicDenseTile : DenseTile<C> {
       const int num_tiles = slot.task.num_tiles;
       const bool over = num_tiles < 0;
       if (!over) ptx::BarrierWait(&s.q_ready[slot_index], n / C::kQBuffers & 1);
-      const uint32_t q = memory + offsetof(S, q) + slot_index * C::kQTileBytes + wg * C::kQHalfBytes;
+      const uint32_t q = frame.memory + offsetof(S, q) + slot_index * C::kQTileBytes + wg * C::kQHalfBytes;
 
       State superblock;
 #pragma unroll
@@ -150,10 +140,10 @@ struct DeterministicDenseTile : DenseTile<C> {
           float out[kOut];
 #pragma unroll
           for (int j = 0; j < kOut; ++j) out[j] = 0.0f;
-          Base::Accumulate(out, weights, kv_tile(offsetof(S, v), v.stage));
+          Base::Accumulate(out, weights, frame.KvTile(offsetof(S, v), v.stage));
           ptx::WgmmaWait<0>();
           ptx::PinRegisters(out);
-          release(barrier(offsetof(S, v_free), v.stage));
+          frame.Release(frame.Barrier(offsetof(S, v_free), v.stage));
           v.Advance();
           const int first = slot.task.first;
           Fold(superblock, m, l, out, unit == first || unit % kSuperblock == 0);
@@ -163,21 +153,21 @@ struct DeterministicDenseTile : DenseTile<C> {
         };
         int start = slot.task.first;  // of the unit
         for (int i = 0; i < num_tiles; ++i, start += C::kKvTile) {
-          ptx::BarrierWait(barrier(offsetof(S, k_ready), k.stage), k.parity);
+          ptx::BarrierWait(frame.Barrier(offsetof(S, k_ready), k.stage), k.parity);
           const auto score = [&] {
-            Base::Score(scores, q, kv_tile(offsetof(S, k), k.stage));
-            turn_end();
+            Base::Score(scores, q, frame.KvTile(offsetof(S, k), k.stage));
+            frame.EndTurn();
           };
-          turn_begin();
+          frame.BeginTurn();
           if (i > 0) {
-            ptx::BarrierWait(barrier(offsetof(S, v_ready), v.stage), v.parity);
+            ptx::BarrierWait(frame.Barrier(offsetof(S, v_ready), v.stage), v.parity);
             add_values(start - C::kKvTile, false, score);
           } else {
             score();
           }
           ptx::WgmmaWait<0>();
           ptx::PinRegisters(scores);
-          release(barrier(offsetof(S, k_free), k.stage));
+          frame.Release(frame.Barrier(offsetof(S, k_free), k.stage));
           k.Advance();
           if (p.cap_in > 0.0f) {
 #pragma unroll
@@ -186,7 +176,7 @@ struct DeterministicDenseTile : DenseTile<C> {
           if (start < full_begin || start + C::kKvTile > full_end) Base::Mask(p, scores, slot, row, start, tree_mask);
           Weigh(scores, weights, m, l, scale_log2);
         }
-        ptx::BarrierWait(barrier(offsetof(S, v_ready), v.stage), v.parity);
+        ptx::BarrierWait(frame.Barrier(offsetof(S, v_ready), v.stage), v.parity);
         const int present = end - (start - C::kKvTile);
         if (present < C::kKvTile) Base::ClearTail(s.v[v.stage], present, wg);
         add_values(start - C::kKvTile, true, [] {});
@@ -201,9 +191,9 @@ struct DeterministicDenseTile : DenseTile<C> {
       if (n > 0) Base::FoldComplete(p, s, ticket, wg);
       if (over) break;
       Base::NoteArrivals(s, slot, wg);
-      release(barrier(offsetof(S, task_done), slot_index));
+      frame.Release(frame.Barrier(offsetof(S, task_done), slot_index));
     }
-    if (wg == 0) turn_begin();  // takes the arrival that is left, so that the barrier ends as it began
+    if (wg == 0) frame.BeginTurn();  // takes the arrival that is left, so that the barrier ends as it began
   }
 };
 

@@ -182,12 +182,8 @@ __device__ void GatherDenseKv(const GatherParams& p, KvMaps maps, SharedStorage<
   const int lane = threadIdx.x % 32;
   int tile = 0;  // over all tasks
   for (int n = 0;; ++n) {
-    const int slot = n % C::kTaskSlots;
-    ptx::BarrierWait(&s.task_known[slot], n / C::kTaskSlots & 1);
-    const DenseTask t = s.dense[slot].task;
+    const DenseTask t = TakeDenseTask(s, n);
     if (t.num_tiles < 0) break;
-    __syncwarp();  // all lanes have their copy of the task
-    if (lane == 0) ptx::BarrierArrive(&s.task_done[slot]);
     TilePages<C> next;
     if (t.num_tiles > 0) next.LookUp(p, t, t.first);
     for (int i = 0; i < t.num_tiles; ++i, ++tile) {

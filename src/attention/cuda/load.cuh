@@ -200,6 +200,18 @@ __device__ void GatherQ(const KernelParams& p, SharedStorage<C>& s, int gatherer
   }
 }
 
+// The n-th task that LoadDenseTasks drew, for one warp, each of whose lanes has a copy; num_tiles < 0: there are no more.
+template <class C>
+__device__ DenseTask TakeDenseTask(SharedStorage<C>& s, int n) {
+  const int slot = n % C::kTaskSlots;
+  ptx::BarrierWait(&s.task_known[slot], n / C::kTaskSlots & 1);
+  const DenseTask t = s.dense[slot].task;
+  if (t.num_tiles < 0) return t;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::BarrierArrive(&s.task_done[slot]);
+  return t;
+}
+
 // One warp: the KV tiles of the same tasks, as fast as the ring empties; it runs ahead across tasks.
 template <class C>
 __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>& s) {
@@ -210,12 +222,8 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
   const bool is_v = lane >= kBoxesAtOnce;
   int tile = 0;  // over all tasks
   for (int n = 0;; ++n) {
-    const int slot = n % C::kTaskSlots;
-    ptx::BarrierWait(&s.task_known[slot], n / C::kTaskSlots & 1);
-    const DenseTask t = s.dense[slot].task;
+    const DenseTask t = TakeDenseTask(s, n);
     if (t.num_tiles < 0) break;
-    __syncwarp();  // all lanes have their copy of the task
-    if (lane == 0) ptx::BarrierArrive(&s.task_done[slot]);
     int next_pages[kRounds];  // of this lane's boxes
     const auto look_up = [&](int start) {
 #pragma unroll
