@@ -66,7 +66,8 @@ Result<int64_t> KvCacheBudget(const Device& device, const EngineOptions& options
 // Pages of the KV cache, of which each rank has `bytes_of_rank` a page. RESOURCE_EXHAUSTED if not even one sample of a token would
 // fit.
 Result<int32_t> NumPages(std::span<const ModelParts> ranks, const EngineOptions& options, int64_t bytes_of_rank) {
-  const Device& first = *ranks.front().device;
+  const Device* smallest = ranks.front().device.get();
+  const bool on_cpu = smallest->kind() == DeviceKind::kCpu;
   const int64_t page_bytes = bytes_of_rank * static_cast<int64_t>(ranks.size());
   const int64_t full = static_cast<int64_t>(options.max_running) * (CeilDiv(options.max_context, options.page_size) + 1);
   int64_t pages = options.kv_cache_bytes / page_bytes;
@@ -74,20 +75,23 @@ Result<int32_t> NumPages(std::span<const ModelParts> ranks, const EngineOptions&
     pages = full;
     for (const ModelParts& rank : ranks) {
       COPPICE_ASSIGN_OR_RETURN(const int64_t budget, KvCacheBudget(*rank.device, options));
-      // Ranks on CPUs share the host's memory.
-      pages = std::min(pages, budget / (first.kind() == DeviceKind::kCpu ? page_bytes : bytes_of_rank));
+      const int64_t room = budget / (on_cpu ? page_bytes : bytes_of_rank);  // ranks on CPUs share the host's memory
+      if (room >= pages) continue;
+      pages = room;
+      smallest = rank.device.get();
     }
   }
   // A slot number, page * page_size + slot, and the forest's page indices are 32 bits wide in some backends.
   pages = std::min<int64_t>(pages, INT32_MAX / options.page_size);
   if (pages < 2) {
-    const Result<Device::MemoryInfo> memory = first.GetMemoryInfo();
+    const Result<Device::MemoryInfo> memory = smallest->GetMemoryInfo();
     const std::string figures = memory.ok() ? ", of which " + std::to_string(memory->free_bytes) + " of " +
                                                   std::to_string(memory->total_bytes) + " bytes are free"
                                             : "";
     return ResourceExhausted("the KV cache would have " + std::to_string(pages) + " pages of " + std::to_string(page_bytes) +
-                             " bytes on " + first.name() + figures + "; expected at least 2: raise kv_cache_bytes (--kv-cache)" +
-                             (first.kind() == DeviceKind::kCpu ? "" : " or gpu_memory_utilization") + " or free some memory");
+                             " bytes on " + smallest->name() + figures +
+                             "; expected at least 2: raise kv_cache_bytes (--kv-cache)" +
+                             (on_cpu ? "" : " or gpu_memory_utilization") + " or free some memory");
   }
   return static_cast<int32_t>(pages);
 }

@@ -555,11 +555,11 @@ TEST_P(EngineDevice, ForkedSamplesGoOnAsTheirParentDoes) {
   EXPECT_TRUE(tested.cache->CheckIntegrity().ok());
 }
 
-// Another process has taken the device's memory: in the middle of the weights, or before the first page.
+// Another process has taken the memory of the device, of the last one where there are several: in the middle of the weights, or
+// before the first page.
 TEST_P(EngineDevice, TooLittleMemoryIsToldWithFigures) {
-  ThreadPool threads(1);
-  const auto device = OpenDevice({.device = GetParam(), .dtype = DType::kBF16}, &threads).value();
-  if (device->kind() == DeviceKind::kCpu) GTEST_SKIP() << "the CPU's memory is not ours to take";
+  if (!on_gpu_) GTEST_SKIP() << "the CPU's memory is not ours to take";
+  const auto device = Device::CreateCuda(ParseDeviceNames(GetParam())->back().ordinal).value();
   for (const int64_t left : {int64_t{32} << 20, int64_t{400} << 20}) {
     const Device::MemoryInfo before = device->GetMemoryInfo().value();
     const Result<DeviceMemory> taken = device->Allocate(before.free_bytes - left);
