@@ -160,6 +160,24 @@ TEST_F(RolloutRoutesTest, TokensHaveVllmsNames) {
               ElementsAre("sampling_params.mood", "weather"));
 }
 
+// As vLLM's SamplingParams are written whole.
+TEST_F(RolloutRoutesTest, TokensTakeAllOfVllmsParametersAtTheirDefaults) {
+  const OpenAiRequest parsed = Tokens(json::parse(R"({"stream": true, "sampling_params": {
+    "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "top_k": 0,
+    "min_p": 0.0, "seed": null, "stop": [], "stop_token_ids": [], "ignore_eos": false, "max_tokens": null, "min_tokens": 0, "logprobs": null,
+    "prompt_logprobs": null, "flat_logprobs": false, "detokenize": true, "skip_special_tokens": true,
+    "spaces_between_special_tokens": true, "include_stop_str_in_output": false, "output_kind": 0, "skip_clone": false,
+    "structured_outputs": {"json": null, "regex": "a", "choice": null, "grammar": null, "json_object": null, "disable_fallback": false,
+      "disable_any_whitespace": false, "disable_additional_properties": false, "whitespace_pattern": null, "structural_tag": null,
+      "_backend": null, "_backend_was_auto": false},
+    "logit_bias": null, "allowed_token_ids": null, "extra_args": null, "bad_words": [], "skip_reading_prefix_cache": false,
+    "thinking_token_budget": null, "truncate_prompt_tokens": null}})"));
+  EXPECT_TRUE(parsed.no_limit && parsed.stream && parsed.output);
+  EXPECT_FALSE(parsed.logprobs);
+  EXPECT_FALSE(parsed.token_route->final_only);
+  EXPECT_THAT(parsed.ignored_fields, IsEmpty());
+}
+
 TEST_F(RolloutRoutesTest, TokensAreRefusedByTheBodysNames) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"token_ids": []})", "token_ids"},
@@ -174,7 +192,6 @@ TEST_F(RolloutRoutesTest, TokensAreRefusedByTheBodysNames) {
       {R"({"stream": true, "sampling_params": {"prompt_logprobs": 1}})", "sampling_params.prompt_logprobs"},
       {R"({"sampling_params": {"logprobs_mode": "raw_logits"}})", "sampling_params.logprobs_mode"},
       {R"({"sampling_params": {"output_kind": 3}})", "sampling_params.output_kind"},
-      {R"({"stream": true, "sampling_params": {"output_kind": "cumulative"}})", "sampling_params.output_kind"},
       {R"({"sampling_params": {"bad_words": ["x"]}})", "sampling_params.bad_words"},
       {R"({"output_mode": "text", "sampling_params": {"skip_special_tokens": false}})", "sampling_params.skip_special_tokens"},
       {R"({"sampling_params": {"structured_outputs": {"regex": "a", "choice": ["b"]}}})", "sampling_params.structured_outputs"},

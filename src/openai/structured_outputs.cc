@@ -78,7 +78,7 @@ std::optional<GrammarSource> TakeStructuredOutputs(FieldReader& fields, const st
   }
   // How vLLM's own backends go about it; here one does.
   for (const char* const name : {"disable_any_whitespace", "disable_additional_properties", "disable_fallback",
-                                 "whitespace_pattern", "_backend", "backend"}) {
+                                 "whitespace_pattern", "_backend", "_backend_was_auto", "backend"}) {
     const json* option = parts.Find(name);
     if (option && *option != false && name[0] == 'd' && std::string_view(name) != "disable_fallback") parts.Unknown(name, *option);
   }

@@ -44,12 +44,12 @@ std::optional<int32_t> OutputKindOf(const json& value) {
   return found == std::end(kNames) ? std::nullopt : std::optional(static_cast<int32_t>(found - std::begin(kNames)));
 }
 
-void TakeOutputKind(FieldReader& params, bool stream, TokensForm* form) {
+// A stream tells what is new, whether cumulative or delta is asked for, as in vLLM.
+void TakeOutputKind(FieldReader& params, TokensForm* form) {
   const json* value = params.Find("output_kind");
   if (!value) return;
   const std::optional<int32_t> kind = OutputKindOf(*value);
   if (!kind) return params.Expect("output_kind", *value, "0 (cumulative), 1 (delta) or 2 (final_only)");
-  if (stream && *kind == 0) params.Expect("output_kind", *value, "1 (delta) or 2 (final_only) where the answer streams");
   form->final_only = *kind == 2;
 }
 
@@ -118,7 +118,6 @@ std::optional<OpenAiRequest> ParseTokens(const json& body, const OpenAiRequestPa
   const json* given = fields.Find("sampling_params");
   if (given && !given->is_object()) fields.Expect("sampling_params", *given, "an object such as {\"max_tokens\": 16}");
   FieldReader params = fields.Inner(given && given->is_object() ? *given : none, "sampling_params");
-  bool stream = completion.value("stream", json()) == true;
   for (const char* const name : kSampling) {
     if (const json* value = params.Find(name)) completion[name] = *value;
   }
@@ -127,7 +126,7 @@ std::optional<OpenAiRequest> ParseTokens(const json& body, const OpenAiRequestPa
     if (value && form->with_text) completion[name] = *value;
   }
   for (const char* const name : kWithoutEffect) params.Find(name);
-  TakeOutputKind(params, stream, form.get());
+  TakeOutputKind(params, form.get());
   if (BodyError wrong = params.Finish(); !wrong.status.ok()) fields.FailWithin("sampling_params", wrong);
   if (*error = fields.Finish(); !error->status.ok()) return std::nullopt;
 

@@ -1,8 +1,11 @@
 """What trainers send: vLLM's /inference/v1/generate and additions to completions, SGLang's /generate, log-probabilities of both kinds, groups
 of requests. Each answer is compared with that of another route, or with what follows from the model's own distribution."""
 
+import hashlib
 import json
 import math
+import os
+import tempfile
 import threading
 import unittest
 
@@ -177,6 +180,21 @@ class RolloutRoutesTest(unittest.TestCase):
         self.assertEqual((status, aborted["choices"][0]["finish_reason"]), (200, "abort"))
         status, refused = self.server.complete(min_answered=1)
         self.assertEqual((status, refused["error"]["message"]), (400, "min_answered is 1, but the request has no group: name one (group_id)"))
+
+    def test_keys_have_groups_of_their_own(self):
+        with tempfile.TemporaryDirectory() as folder:
+            keys = os.path.join(folder, "keys")
+            with open(keys, "w", encoding="ascii") as file:
+                for name in ("alice", "bob"):
+                    file.write(f"{name} {hashlib.sha256(name.encode()).hexdigest()}\n")
+            with Server("--api-keys", keys) as server:
+                body = {"token_ids": PROMPT, "sampling_params": SAMPLING, "group_id": "g", "min_answered": 1}
+                reasons = []
+                for name in ("alice", "bob", "alice", "bob"):
+                    status, _, text = server.ask("POST", "/inference/v1/generate", body, {"Authorization": f"Bearer {name}"})
+                    self.assertEqual(status, 200, text)
+                    reasons.append(json.loads(text)["choices"][0]["finish_reason"])
+                self.assertEqual(reasons, ["length", "length", "abort", "abort"])
 
     def test_what_is_wrong_is_named(self):
         for path, body, param in (("/inference/v1/generate", {"token_ids": []}, "token_ids"),
