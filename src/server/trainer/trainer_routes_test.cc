@@ -177,11 +177,12 @@ std::vector<int32_t> TokensOf(const json& body) { return body.at("choices").at(0
 // What the model of a seed says.
 class Models {
  public:
-  bool Says(uint64_t seed, const std::vector<int32_t>& before, int32_t token) {
+  FakeRunner& Of(uint64_t seed) {
     std::unique_ptr<EngineHarness>& model = models_[seed];
     if (!model) model = std::make_unique<EngineHarness>(ConfigOf(seed));
-    return model->model().GreedyAfter(before) == token;
+    return model->model();
   }
+  bool Says(uint64_t seed, const std::vector<int32_t>& before, int32_t token) { return Of(seed).GreedyAfter(before) == token; }
   void ExpectSaid(uint64_t seed, std::vector<int32_t> text, const std::vector<int32_t>& tokens) {
     for (const int32_t token : tokens) {
       EXPECT_TRUE(Says(seed, text, token)) << "seed " << seed;
@@ -419,6 +420,7 @@ struct Epoch {
 class RandomEventsTest : public TrainerRoutesTest {
  protected:
   static constexpr size_t kStreams = 64;
+  static constexpr uint64_t kSeeds = 6;
 
   RandomEventsTest() : TrainerRoutesTest(milliseconds(100)) {}
 
@@ -484,10 +486,32 @@ class RandomEventsTest : public TrainerRoutesTest {
   // The weights of `seed` may be there from now on.
   void NoteUpdate(uint64_t seed, bool kept) { epochs_.push_back({seed, kept || IsPaused()}); }
 
+  int64_t version() { return harness_.engine().weight_version().number; }
+  // Of the weights that there are.
+  uint64_t Seed() {
+    const std::vector<int32_t> text = {1, 2, 3};
+    uint64_t seed = 0;
+    while (seed < kSeeds && models_.Of(seed).LogitsAfter(text) != harness_.model().LogitsAfter(text)) ++seed;
+    EXPECT_LT(seed, kSeeds);
+    return seed;
+  }
+  // An action, and then what has come of it is known.
   void Act() {
+    const size_t epochs = epochs_.size();
+    const int64_t before = version();
+    ActAtRandom();
+    if (version() == before) {
+      epochs_.resize(epochs);
+    } else {
+      if (epochs_.size() == epochs) epochs_.push_back({.kept = true});
+      epochs_.back().seed = Seed();
+    }
+  }
+
+  void ActAtRandom() {
     const std::array<std::string, 3> modes = {"wait", "abort", "keep"};
     const std::string mode = modes[random_() % 3];
-    const auto seed = static_cast<uint64_t>(1 + random_() % 5);
+    const uint64_t seed = 1 + random_() % (kSeeds - 1);
     const uint32_t action = random_() % 100;
     if (action < 12) {
       if (mode == "abort") LetEnd();
