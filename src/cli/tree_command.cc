@@ -29,10 +29,9 @@
 #include "openai/field_reader.h"
 #include "openai/line_id.h"
 #include "openai/line_reader.h"
-#include "openai/prompt_fields.h"
 #include "openai/request.h"
 #include "openai/response.h"
-#include "openai/sampling_fields.h"
+#include "openai/sample_fields.h"
 
 namespace coppice::cli {
 namespace {
@@ -115,7 +114,7 @@ class TreeSession {
   Engine& engine_;
   const openai::OpenAiRequestParser& parser_;
   std::unique_ptr<GrammarCompiler> compiler_;
-  std::map<RequestId, SamplingParams> sampling_;
+  std::map<SampleId, SamplingParams> sampling_;
   std::map<SampleId, News> news_;
 };
 
@@ -189,53 +188,31 @@ TreeSession::Answer TreeSession::Start(const json& line, BodyError* error) {
   const SamplingParams sampling = request.sampling;
   const Result<RequestId> id = engine_.Submit(std::move(request));
   if (!id.ok()) return Refuse(id.status(), error);
-  sampling_[*id] = sampling;
   std::vector<SampleId> samples;
-  for (int32_t i = 0; i < n; ++i) samples.push_back({*id, i});
+  for (int32_t i = 0; i < n; ++i) {
+    samples.push_back({*id, i});
+    sampling_[samples.back()] = sampling;
+  }
   return ordered_json{{"request", static_cast<uint64_t>(*id)}, {"samples", Names(samples)}};
 }
 
 TreeSession::Answer TreeSession::Fork(FieldReader& fields, BodyError* error) {
   const SampleId sample = TakeSample(fields);
-  ForkOptions options;
-  fields.Take("n", &options.n);
-  fields.Take("keep_tokens", &options.keep_tokens);
-  fields.Take("max_tokens", &options.max_tokens);
-  if (fields.Find("seed")) openai::TakeSeed(fields, &options.seed.emplace());
-  SamplingParams sampling = sampling_[sample.request];
-  openai::TakeSampling(fields, &sampling);
+  const ForkOptions options = openai::TakeFork(fields, sampling_[sample]);
   if (!Ends(fields, error)) return std::nullopt;
-  static constexpr const char* kSampling[] = {"temperature", "top_p", "presence_penalty",  "frequency_penalty", "logit_bias",
-                                              "top_k",       "min_p", "repetition_penalty"};
-  for (const char* const name : kSampling) {
-    if (fields.Find(name)) options.params = sampling;
-  }
   const Result<std::vector<SampleId>> children = engine_.Fork(sample, options);
   if (!children.ok()) return Refuse(children.status(), error);
+  const SamplingParams sampling = options.params.value_or(sampling_[sample]);
+  for (const SampleId child : *children) sampling_[child] = sampling;
   return ordered_json{{"samples", Names(*children)}};
 }
 
 TreeSession::Answer TreeSession::Extend(FieldReader& fields, BodyError* error) {
   const SampleId sample = TakeSample(fields);
-  std::optional<std::string> text;
-  fields.Take("text", &text);
-  std::optional<std::vector<int32_t>> tokens;
-  if (const json* const ids = fields.Find("token_ids")) {
-    tokens = ids->is_array() ? openai::TokenIds(*ids) : std::nullopt;
-    if (!tokens) fields.Expect("token_ids", *ids, "a list of token ids");
-  }
-  if (text.has_value() == tokens.has_value() && fields.ok())
-    fields.Fail("text", InvalidArgument("extend needs text or token_ids, one of the two"));
+  const std::vector<int32_t> tokens = openai::TakeExtension(fields, engine_.tokenizer(), parser_.bounds());
   if (!Ends(fields, error)) return std::nullopt;
-  if (text) {
-    if (!engine_.tokenizer())
-      return Refuse(FailedPrecondition("text needs a tokenizer and the model has none: give token_ids"), error);
-    Result<std::vector<int32_t>> encoded = engine_.tokenizer()->Encode(*text, {.add_special = false});
-    if (!encoded.ok()) return Refuse(encoded.status(), error);
-    tokens = *std::move(encoded);
-  }
-  if (const Status status = engine_.Extend(sample, *tokens); !status.ok()) return Refuse(status, error);
-  return ordered_json{{"tokens", tokens->size()}};
+  if (const Status status = engine_.Extend(sample, tokens); !status.ok()) return Refuse(status, error);
+  return ordered_json{{"tokens", tokens.size()}};
 }
 
 TreeSession::Answer TreeSession::Prune(FieldReader& fields, BodyError* error) {
@@ -250,7 +227,7 @@ TreeSession::Answer TreeSession::Release(FieldReader& fields, BodyError* error) 
   fields.Take("request", &request);
   if (!Ends(fields, error)) return std::nullopt;
   if (const Status status = engine_.Release(RequestId{request}); !status.ok()) return Refuse(status, error);
-  sampling_.erase(RequestId{request});
+  std::erase_if(sampling_, [&](const auto& entry) { return entry.first.request == RequestId{request}; });
   return ordered_json::object();
 }
 

@@ -28,24 +28,33 @@ void TakeLogitBias(FieldReader& fields, SamplingParams* sampling) {
 
 }  // namespace
 
-void TakeSampling(FieldReader& fields, SamplingParams* sampling) {
-  fields.Take("temperature", &sampling->temperature);
-  fields.Take("top_p", &sampling->top_p);
-  fields.Take("presence_penalty", &sampling->presence_penalty);
-  fields.Take("frequency_penalty", &sampling->frequency_penalty);
+bool TakeSampling(FieldReader& fields, SamplingParams* sampling) {
+  bool any = false;
+  const auto take = [&](const char* name, auto* target) {
+    any |= fields.Find(name) != nullptr;
+    fields.Take(name, target);
+  };
+  take("temperature", &sampling->temperature);
+  take("top_p", &sampling->top_p);
+  take("presence_penalty", &sampling->presence_penalty);
+  take("frequency_penalty", &sampling->frequency_penalty);
+  any |= fields.Find("logit_bias") != nullptr;
   TakeLogitBias(fields, sampling);
   // Extensions, by the names that other servers gave them.
-  fields.Take("top_k", &sampling->top_k);
+  take("top_k", &sampling->top_k);
   if (sampling->top_k == -1) sampling->top_k = 0;
-  fields.Take("min_p", &sampling->min_p);
-  fields.Take("repetition_penalty", &sampling->repetition_penalty);
+  take("min_p", &sampling->min_p);
+  take("repetition_penalty", &sampling->repetition_penalty);
   std::optional<std::string> mode;
-  fields.Take("logprobs_mode", &mode);
-  if (!mode) return;
+  take("logprobs_mode", &mode);
+  if (!mode) return any;
   const Result<LogprobsMode> parsed = ParseLogprobsMode(*mode);
-  if (!parsed.ok())
-    return fields.Fail("logprobs_mode", InvalidArgument(fmt::format("logprobs_mode: {}", parsed.status().message())));
-  sampling->logprobs_mode = *parsed;
+  if (parsed.ok()) {
+    sampling->logprobs_mode = *parsed;
+  } else {
+    fields.Fail("logprobs_mode", InvalidArgument(fmt::format("logprobs_mode: {}", parsed.status().message())));
+  }
+  return any;
 }
 
 Result<LogprobsMode> ParseLogprobsMode(std::string_view name) {

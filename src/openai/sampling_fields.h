@@ -10,8 +10,8 @@
 namespace coppice::openai {
 
 // temperature, top_p, top_k, min_p, the penalties, logit_bias and logprobs_mode, where the body has them. Ranges are the engine's
-// to check.
-void TakeSampling(FieldReader& fields, SamplingParams* sampling);
+// to check. Returns whether the body has any.
+bool TakeSampling(FieldReader& fields, SamplingParams* sampling);
 // "raw" or "processed", also with "_logprobs" behind it, as vLLM writes it.
 Result<LogprobsMode> ParseLogprobsMode(std::string_view name);
 // seed, as OpenAI allows it: any integer.

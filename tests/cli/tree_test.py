@@ -52,6 +52,15 @@ class TreeTest(unittest.TestCase):
         self.assertEqual(answers[8]["token_ids"], turns + tokens_of(answers[7])["1.0"])
         self.assertEqual((answers[8]["prompt_tokens"], answers[8]["finished"]), (len(PROMPT), True))
 
+    def test_a_child_of_a_child_draws_as_its_parent(self):
+        answers, code = grow(
+            start(temperature=1, seed=3), {"verb": "wait"}, {"verb": "fork", "sample": "1.0", "keep_tokens": 0, "temperature": 0},
+            {"verb": "fork", "sample": "1.1", "keep_tokens": 0, "top_k": 5}, {"verb": "wait"})
+        self.assertEqual(code, 0, answers)
+        greedy = fresh(PROMPT, "--temperature", 0)[0]
+        self.assertNotEqual(tokens_of(answers[1])["1.0"], greedy)
+        self.assertEqual(tokens_of(answers[4]), {"1.1": greedy, "1.2": greedy})
+
     def test_samples_are_let_go(self):
         answers, code = grow(start(), {"verb": "step"}, {"verb": "fork", "sample": "1.0", "n": 2}, {"verb": "prune", "sample": "1.1"},
                              {"verb": "wait"}, {"verb": "release", "request": 1}, {"verb": "step"}, {"verb": "show", "sample": "1.0"})
