@@ -10,6 +10,6 @@
 """
 
 from ._llm import LLM, Explanation
-from ._types import Chat, Completion, Prompt, SamplingParams, Score
+from ._types import Chat, Completion, Prompt, SampleInfo, SamplingParams, Score
 
-__all__ = ["LLM", "SamplingParams", "Completion", "Score", "Explanation", "Prompt", "Chat"]
+__all__ = ["LLM", "SamplingParams", "Completion", "SampleInfo", "Score", "Explanation", "Prompt", "Chat"]

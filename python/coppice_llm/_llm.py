@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _native
-from ._types import Chat, Completion, Prompt, SamplingParams, Score, dump, is_list, is_one, prompt_field
+from ._types import Chat, Completion, Prompt, SampleInfo, SamplingParams, Score, dump, is_list, is_one, prompt_field
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+Kept = Completion | _native.Sample
 
 _PREFIX = "coppice_llm.save_prefix"  # the pin under which a prefix is computed to be saved
 
@@ -88,61 +89,131 @@ class LLM:
 
     # ------------------------------------------------------------------------------------------------------------- generation
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[Completion]:
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None, keep: bool = False) -> list[Completion]:
         """Samples of one prompt or of several: of each prompt `n`, in their order.
 
         prompts: a string, a list of token ids, a chat (a list of messages), or a list of these.
         params: for all prompts, or a list with one for each.
+        keep: samples can be forked and extended by Completion.sample.
 
-        Ctrl-C ends the generation with what there is: samples that were cut off have finish_reason "cancelled". A second one raises
-        KeyboardInterrupt.
+        Ctrl-C ends the generation with what there is: samples that were cut off have finish_reason "cancelled", and are not kept. A
+        second one raises KeyboardInterrupt.
         """
-        bodies = _bodies(prompts, params)
-        if not bodies:
-            return []
-        return [Completion(*sample) for sample in _whole(self._native.prepare(bodies, True))]
+        return _whole(self._prepare(_bodies(prompts, params), True, keep))
 
-    def chat(self, messages: Chat, params: Params = None, tools: Sequence[Mapping[str, Any]] | None = None) -> list[Completion]:
+    def chat(self, messages: Chat, params: Params = None, tools: Sequence[Mapping[str, Any]] | None = None,
+             keep: bool = False) -> list[Completion]:
         """Samples of the next message of a chat; `tools`: functions as OpenAI's API has them, which the model's template shows."""
         extra = {"tools": list(tools)} if tools else {}
-        bodies = _bodies([messages], params, extra)
-        return [Completion(*sample) for sample in _whole(self._native.prepare(bodies, True))]
+        return _whole(self._prepare(_bodies([messages], params, extra), True, keep))
 
-    def stream(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> Iterator[Completion]:
+    def stream(self, prompts: Prompt | Sequence[Prompt], params: Params = None, keep: bool = False) -> Iterator[Completion]:
         """As generate, while it goes on: each Completion has what is new of a sample; the last one of a sample has its finish_reason.
 
         The requests are submitted by the call. An iterator that is closed or forgotten cancels what is left of them.
         """
-        bodies = _bodies(prompts, params)
-        if not bodies:
-            return iter(())
-        call = self._native.prepare(bodies, False)
-        call.submit()
-        return _pieces(call)
+        return _begun(self._prepare(_bodies(prompts, params), False, keep))
 
-    async def agenerate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[Completion]:
+    async def agenerate(self, prompts: Prompt | Sequence[Prompt], params: Params = None, keep: bool = False) -> list[Completion]:
         """As generate, for asyncio. Cancelling the task cancels the requests."""
-        import asyncio  # half of the package's import
+        return [sample async for sample in _apieces(self._prepare(_bodies(prompts, params), True, keep))]
 
-        bodies = _bodies(prompts, params)
-        if not bodies:
-            return []
-        call = self._native.prepare(bodies, True)
-        await asyncio.to_thread(call.submit)
-        return [Completion(*sample) async for news in _news(call) for sample in news]
-
-    async def astream(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> AsyncIterator[Completion]:
+    async def astream(self, prompts: Prompt | Sequence[Prompt], params: Params = None, keep: bool = False) -> AsyncIterator[Completion]:
         """As stream, for asyncio."""
-        import asyncio
+        async with contextlib.aclosing(_apieces(self._prepare(_bodies(prompts, params), False, keep))) as pieces:
+            async for piece in pieces:
+                yield piece
 
-        bodies = _bodies(prompts, params)
-        if bodies:
-            call = self._native.prepare(bodies, False)
-            await asyncio.to_thread(call.submit)
-            async with contextlib.aclosing(_news(call)) as steps:
-                async for news in steps:
-                    for sample in news:
-                        yield Completion(*sample)
+    def _prepare(self, bodies: list[str], whole: bool, keep: bool) -> _native.Call | None:
+        return self._native.prepare(bodies, whole, keep) if bodies else None
+
+    # ------------------------------------------------------------------------------------------------------------------- trees
+
+    def fork(self, sample: Kept, n: int = 1, keep_tokens: int | None = None, seed: int | None = None, params: SamplingParams | None = None,
+             max_tokens: int | None = None) -> list[Completion]:
+        """Children of a sample that is kept, or still goes on in a stream: each begins with the sample's tokens, which are stored and
+        read once for all of them, and its Completion has what comes behind. The sample itself stays as it is.
+
+        sample: a Completion of a call with keep=True, or its `sample`; children can be forked likewise.
+        n: children. keep_tokens: of the tokens behind the prompt, so many first ones; None: all.
+        seed: child i draws as sample i of a request of that seed; None: as no other sample does.
+        params: how children draw, and max_tokens; None: as the sample. What it says of stops or forms of output is an error.
+        max_tokens: of each child, behind those that it begins with. None: those that the sample may still have; of a sample that has
+        ended, as many as its request said.
+
+        KeyError: the sample is not there any more: it was pruned or released, or its generation was cancelled. RuntimeError: it ended
+        with an error. A request's `timeout` holds for children too.
+        """
+        return _whole(self._fork(sample, True, n, keep_tokens, seed, params, max_tokens))
+
+    def stream_fork(self, sample: Kept, n: int = 1, keep_tokens: int | None = None, seed: int | None = None,
+                    params: SamplingParams | None = None, max_tokens: int | None = None) -> Iterator[Completion]:
+        """As fork, while it goes on. An iterator that is closed or forgotten prunes the children that have not ended."""
+        return _begun(self._fork(sample, False, n, keep_tokens, seed, params, max_tokens))
+
+    async def afork(self, sample: Kept, n: int = 1, keep_tokens: int | None = None, seed: int | None = None,
+                    params: SamplingParams | None = None, max_tokens: int | None = None) -> list[Completion]:
+        """As fork, for asyncio."""
+        return [child async for child in _apieces(self._fork(sample, True, n, keep_tokens, seed, params, max_tokens))]
+
+    async def astream_fork(self, sample: Kept, n: int = 1, keep_tokens: int | None = None, seed: int | None = None,
+                           params: SamplingParams | None = None, max_tokens: int | None = None) -> AsyncIterator[Completion]:
+        """As stream_fork, for asyncio."""
+        async with contextlib.aclosing(_apieces(self._fork(sample, False, n, keep_tokens, seed, params, max_tokens))) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def extend(self, sample: Kept, tokens: str | Sequence[int]) -> Completion:
+        """Puts a text or token ids behind a sample that has ended and is kept, such as a tool's answer or a user's turn, and lets it go
+        on for max_tokens of its request: the Completion has what comes behind them, and is of the same sample.
+
+        RuntimeError: the sample still goes on; fork it, or wait. KeyError as of fork.
+        """
+        [completion] = _whole(self._extend(sample, True, tokens))
+        return completion
+
+    def stream_extend(self, sample: Kept, tokens: str | Sequence[int]) -> Iterator[Completion]:
+        """As extend, while it goes on."""
+        return _begun(self._extend(sample, False, tokens))
+
+    async def aextend(self, sample: Kept, tokens: str | Sequence[int]) -> Completion:
+        """As extend, for asyncio."""
+        [completion] = [each async for each in _apieces(self._extend(sample, True, tokens))]
+        return completion
+
+    async def astream_extend(self, sample: Kept, tokens: str | Sequence[int]) -> AsyncIterator[Completion]:
+        """As stream_extend, for asyncio."""
+        async with contextlib.aclosing(_apieces(self._extend(sample, False, tokens))) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def prune(self, sample: Kept) -> None:
+        """A sample is not wanted any more: it ends with finish_reason "cancelled", or is forgotten. Its children stay."""
+        self._native.prune(_kept(sample))
+
+    def release(self, sample: Kept) -> None:
+        """All samples of the same prompt and all their children are forgotten as they end; those that go on end as they would."""
+        self._native.release(_kept(sample))
+
+    def describe(self, sample: Kept) -> SampleInfo:
+        """The tokens of a sample that is kept or goes on. KeyError as of fork."""
+        return SampleInfo(*self._native.describe(_kept(sample)))
+
+    def _fork(self, sample: Kept, whole: bool, n: int, keep_tokens: int | None, seed: int | None, params: SamplingParams | None,
+              max_tokens: int | None) -> _native.Call:
+        if params is not None and not isinstance(params, SamplingParams):
+            raise TypeError(f"params={params!r:.100}: expected SamplingParams")
+        given = {"n": n, "keep_tokens": keep_tokens, "seed": seed, "max_tokens": max_tokens}
+        body = (params._fork_fields() if params else {}) | {name: value for name, value in given.items() if value is not None}
+        return self._native.fork(_kept(sample), dump(body), whole)
+
+    def _extend(self, sample: Kept, whole: bool, tokens: str | Sequence[int]) -> _native.Call:
+        field = prompt_field("tokens", tokens).get("prompt")
+        if field is None:
+            raise TypeError(f"tokens={tokens!r:.100}: expected a string or a list of token ids")
+        return self._native.extend(_kept(sample), dump({"text" if isinstance(field, str) else "token_ids": field}), whole)
+
+    # ------------------------------------------------------------------------------------------------------------------ scores
 
     def score(self, prefix: str | Sequence[int], continuations: Sequence[str] | Sequence[Sequence[int]],
               cache_salt: str | None = None) -> list[Score]:
@@ -307,15 +378,26 @@ def _bodies(prompts: Prompt | Sequence[Prompt], params: Params, extra: Mapping[s
     return bodies
 
 
-def _whole(call: _native.Call) -> list[tuple]:
+def _kept(sample: Kept) -> _native.Sample:
+    native = sample.sample if isinstance(sample, Completion) else sample
+    if isinstance(native, _native.Sample):
+        return native
+    hint = "; generate it with keep=True" if isinstance(sample, Completion) else ""
+    raise TypeError(f"sample={sample!r:.100}: expected a sample that is kept, or its Completion{hint}")
+
+
+def _whole(call: _native.Call | None) -> list[Completion]:
     """All news of a call that is to be submitted. Ctrl-C as in _take, from the moment of the submission."""
+    if call is None:
+        return []
     try:
         call.submit()
-        return call.take()
+        news = call.take()
     except KeyboardInterrupt:
         if not call.cancel():
             raise
-        return call.take()
+        news = call.take()
+    return [Completion(*sample) for sample in news]
 
 
 def _take(call: _native.Call) -> list[tuple]:
@@ -327,6 +409,14 @@ def _take(call: _native.Call) -> list[tuple]:
         return call.take()
 
 
+def _begun(call: _native.Call | None) -> Iterator[Completion]:
+    """The pieces of a call that is to be submitted at once."""
+    if call is None:
+        return iter(())
+    call.submit()
+    return _pieces(call)
+
+
 def _pieces(call: _native.Call) -> Iterator[Completion]:
     try:
         while news := _take(call):
@@ -334,6 +424,19 @@ def _pieces(call: _native.Call) -> Iterator[Completion]:
                 yield Completion(*piece)
     finally:
         call.cancel()
+
+
+async def _apieces(call: _native.Call | None) -> AsyncIterator[Completion]:
+    """The pieces of a call that is to be submitted; its end cancels what is left."""
+    import asyncio  # half of the package's import
+
+    if call is None:
+        return
+    await asyncio.to_thread(call.submit)
+    async with contextlib.aclosing(_news(call)) as steps:
+        async for news in steps:
+            for piece in news:
+                yield Completion(*piece)
 
 
 async def _news(call: _native.Call) -> AsyncIterator[list[tuple]]:

@@ -7,11 +7,13 @@ import math
 import numbers
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Union
 
 if TYPE_CHECKING:
     import numpy
+
+    from . import _native
 
 # Messages with "role" and "content", as OpenAI's API has them; the model's chat template makes a prompt of them.
 Chat = Sequence[Mapping[str, Any]]
@@ -64,23 +66,40 @@ class SamplingParams:
     timeout: float | None = None
     """Seconds from submission; what is unfinished then ends with finish_reason "error"."""
 
+    def _fork_fields(self) -> dict[str, Any]:
+        """Those that a fork takes. ValueError: another one is given, which is its request's and cannot change."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in _FORK_FIELDS and value != each.default:
+                raise ValueError(f"params.{each.name}={value!r:.100}: a fork has it from its request, expected {each.default!r}")
+        taken = {name: getattr(self, name) for name in _FORK_FIELDS}
+        return _with_bias({name: value for name, value in taken.items() if value is not None})
+
     def _body(self, chat: bool) -> dict[str, Any]:
         """These as fields of an OpenAI body (docs/batch.md)."""
-        fields = {name: value for name, value in asdict(self).items() if value is not None}
-        fields.setdefault("seed", secrets.randbits(63))
-        if "logit_bias" in fields:
-            fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"].items()}
-        alternatives = fields.pop("top_logprobs")
+        body = _with_bias({name: value for name, value in asdict(self).items() if value is not None})
+        body.setdefault("seed", secrets.randbits(63))
+        alternatives = body.pop("top_logprobs")
         if chat:
-            fields |= {"logprobs": True, "top_logprobs": alternatives}
+            body |= {"logprobs": True, "top_logprobs": alternatives}
         else:
-            fields |= {"logprobs": alternatives}
-        schema = fields.pop("json_schema", None)
+            body |= {"logprobs": alternatives}
+        schema = body.pop("json_schema", None)
         if schema is not None:
             if isinstance(schema, str):
                 schema = json.loads(schema)
-            fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
-        return fields
+            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
+        return body
+
+
+_FORK_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed")
+
+
+def _with_bias(body: dict[str, Any]) -> dict[str, Any]:
+    """`body`, its logit_bias as JSON has it."""
+    if "logit_bias" in body:
+        body["logit_bias"] = {str(token): bias for token, bias in body["logit_bias"].items()}
+    return body
 
 
 @dataclass
@@ -106,11 +125,24 @@ class Completion:
     """Updates of the weights before these tokens were computed: LLM.update_weights."""
     error: str | None = None
     """With finish_reason "error": what happened."""
+    sample: _native.Sample | None = field(default=None, repr=False, compare=False)
+    """With keep=True: the sample itself, for LLM.fork, extend, prune, release and describe. What is kept of a prompt's samples goes
+    when no Completion of them holds it any more."""
 
     @property
     def mean_logprob(self) -> float | None:
         """None where there is no token."""
         return float(self.logprobs.mean()) if len(self.token_ids) else None
+
+
+@dataclass
+class SampleInfo:
+    """What LLM.describe says of a sample that is kept."""
+
+    prompt_tokens: int
+    token_ids: list[int] = field(repr=False)
+    """The prompt's, and all behind it: what was generated, and what LLM.extend added."""
+    finished: bool
 
 
 @dataclass

@@ -33,6 +33,7 @@ void Call::Gathered::Add(int32_t request, const StreamEvent& event) {
     piece.cached_tokens = std::max(piece.cached_tokens, event.cached_tokens);
     piece.weight_version = event.weight_version;
     if (!event.status.ok()) piece.status = event.status;
+    if (keeps && event.finish_reason) ended.emplace(request, event.index);
   }
   if (event.request_done) --unfinished;
   if (had_news || !has_news()) return;
@@ -48,23 +49,64 @@ Call::~Call() {
   if (!finished()) Cancel();
 }
 
-Result<std::unique_ptr<Call>> Call::Submit(std::shared_ptr<SteppedEngine> engine, std::vector<Request> requests,
-                                           Delivery delivery) {
+openai::KeptRequest::OnEvent Call::Gather(size_t request) const {
+  return [gathered = gathered_, request](const StreamEvent& event) { gathered->Add(static_cast<int32_t>(request), event); };
+}
+
+Result<std::unique_ptr<Call>> Call::Submit(std::shared_ptr<SteppedEngine> engine, std::vector<Request> requests, Delivery delivery,
+                                           bool keep) {
   std::unique_ptr<Call> call(new Call(std::move(engine), delivery));
   const bool several = requests.size() > 1;
   call->gathered_->unfinished = requests.size();  // before the first event
+  call->gathered_->keeps = keep;
   for (size_t i = 0; i < requests.size(); ++i) {
-    requests[i].on_event = [gathered = call->gathered_, i](const StreamEvent& event) {
-      gathered->Add(static_cast<int32_t>(i), event);
-    };
-    const Result<RequestId> id = call->engine_->With([&](Engine& open) { return open.Submit(std::move(requests[i])); });
+    Request& request = requests[i];
+    request.on_event = call->Gather(i);
+    const int32_t n = request.n;
+    const std::shared_ptr<openai::KeptRequest> kept = keep ? openai::KeptRequest::Keep(&request) : nullptr;
+    const Result<RequestId> id = call->engine_->With([&](Engine& open) { return open.Submit(std::move(request)); });
     if (!id.ok()) {
       const std::string place = several ? fmt::format("prompts[{}]: ", i) : "";
       return Status(id.status().code(), place + id.status().message());
     }
     call->ids_.push_back(*id);
+    if (!kept) continue;
+    kept->SetId(*id);
+    Kept& samples = call->kept_.emplace_back();
+    samples.request = std::make_shared<KeptSamples>(call->engine_, kept);
+    for (int32_t sample = 0; sample < n; ++sample) samples.samples.push_back(kept->sample(sample));
   }
   return call;
+}
+
+Result<std::unique_ptr<Call>> Call::Fork(const KeptSample& sample, const ForkOptions& options, Delivery delivery) {
+  COPPICE_ASSIGN_OR_RETURN(const std::shared_ptr<openai::KeptRequest::Group> group, sample.of->engine()->With([&](Engine& open) {
+    return sample.of->request().Fork(open, sample.index, options);
+  }));
+  return Listening(sample, group.get(), delivery);
+}
+
+Result<std::unique_ptr<Call>> Call::Extend(const KeptSample& sample, std::span<const int32_t> tokens, Delivery delivery) {
+  COPPICE_ASSIGN_OR_RETURN(const std::shared_ptr<openai::KeptRequest::Group> group, sample.of->engine()->With([&](Engine& open) {
+    return sample.of->request().Extend(open, sample.index, tokens);
+  }));
+  return Listening(sample, group.get(), delivery);
+}
+
+std::unique_ptr<Call> Call::Listening(const KeptSample& sample, openai::KeptRequest::Group* group, Delivery delivery) {
+  std::unique_ptr<Call> call(new Call(sample.of->engine(), delivery));
+  call->gathered_->unfinished = 1;
+  call->gathered_->keeps = true;
+  call->ids_.push_back(sample.of->request().id());
+  call->kept_.push_back({.request = sample.of, .samples = group->samples()});
+  sample.of->request().Listen(group, call->Gather(0));
+  return call;
+}
+
+std::optional<KeptSample> Call::SampleOf(const std::pair<int32_t, int32_t>& place) const {
+  if (kept_.empty()) return std::nullopt;
+  const Kept& kept = kept_[static_cast<size_t>(place.first)];
+  return KeptSample{.of = kept.request, .index = kept.samples[static_cast<size_t>(place.second)].index};
 }
 
 Result<bool> Call::Wait(std::chrono::milliseconds timeout) {
@@ -89,9 +131,24 @@ bool Call::finished() const {
   return gathered_->unfinished == 0 && gathered_->pieces.empty();
 }
 
+std::vector<SampleId> Call::Unfinished(size_t request) const {
+  std::vector<SampleId> unfinished;
+  const std::lock_guard lock(gathered_->mutex);
+  const std::vector<SampleId>& samples = kept_[request].samples;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    if (!gathered_->ended.contains({static_cast<int32_t>(request), static_cast<int32_t>(i)})) unfinished.push_back(samples[i]);
+  }
+  return unfinished;
+}
+
 void Call::Cancel() {
-  for (const RequestId id : ids_) {
-    (void)engine_->With([&](Engine& open) { return open.Cancel(id); });  // one that has ended needs no cancelling
+  for (size_t i = 0; i < ids_.size(); ++i) {
+    const std::vector<SampleId> unfinished = kept_.empty() ? std::vector<SampleId>() : Unfinished(i);
+    (void)engine_->With([&](Engine& open) -> Status {
+      if (kept_.empty()) return open.Cancel(ids_[i]);  // one that has ended needs no cancelling
+      for (const SampleId sample : unfinished) (void)open.Prune(sample);
+      return OkStatus();
+    });
   }
 }
 

@@ -8,12 +8,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
 #include "openai/generation.h"
+#include "openai/kept_request.h"
 #include "python/stepped_engine.h"
 
 namespace coppice::python {
@@ -26,7 +30,36 @@ struct Piece {
   Status status;  // why, for FinishReason::kError
 };
 
-// Thread-safe. What has not finished when it goes is cancelled.
+// The samples of a request that was submitted to be kept; they are let go with this. Thread-safe.
+class KeptSamples {
+ public:
+  KeptSamples(std::shared_ptr<SteppedEngine> engine, std::shared_ptr<openai::KeptRequest> request)
+      : engine_(std::move(engine)), request_(std::move(request)) {}
+  ~KeptSamples() { (void)Release(); }
+  KeptSamples(const KeptSamples&) = delete;
+  KeptSamples& operator=(const KeptSamples&) = delete;
+
+  const std::shared_ptr<SteppedEngine>& engine() const { return engine_; }
+  openai::KeptRequest& request() const { return *request_; }
+  // Engine::Release.
+  Status Release() {
+    return engine_->With([&](Engine& engine) { return engine.Release(request_->id()); });
+  }
+
+ private:
+  const std::shared_ptr<SteppedEngine> engine_;
+  const std::shared_ptr<openai::KeptRequest> request_;
+};
+
+// One of them.
+struct KeptSample {
+  std::shared_ptr<KeptSamples> of;
+  int32_t index = 0;
+
+  SampleId id() const { return of->request().sample(index); }
+};
+
+// Thread-safe. What has not finished when it goes is cancelled; of requests that are kept, such samples are pruned.
 class Call {
  public:
   using Pieces = std::map<std::pair<int32_t, int32_t>, Piece>;  // by request and sample
@@ -34,15 +67,20 @@ class Call {
   // kWhole: news are there when all requests are done; kPieces: after each step.
   enum class Delivery : uint8_t { kWhole, kPieces };
 
-  // Submits all of `requests`, or none: an error names the place in the list.
+  // Submits all of `requests`, or none: an error names the place in the list. `keep`: their samples are kept.
   static Result<std::unique_ptr<Call>> Submit(std::shared_ptr<SteppedEngine> engine, std::vector<Request> requests,
-                                              Delivery delivery);
+                                              Delivery delivery, bool keep = false);
+  // Begins children of a sample, or lets one go on behind `tokens`: KeptRequest::Fork and Extend.
+  static Result<std::unique_ptr<Call>> Fork(const KeptSample& sample, const ForkOptions& options, Delivery delivery);
+  static Result<std::unique_ptr<Call>> Extend(const KeptSample& sample, std::span<const int32_t> tokens, Delivery delivery);
   ~Call();
 
   // Whether there are news, after `timeout` at most. FAILED_PRECONDITION: the engine was closed, or is another process's.
   Result<bool> Wait(std::chrono::milliseconds timeout);
   // What has come since the last call; with kWhole nothing before everything has.
   Pieces Take();
+  // The sample of a piece, if it is kept.
+  std::optional<KeptSample> SampleOf(const std::pair<int32_t, int32_t>& place) const;
   // All requests have ended, and what they said was taken.
   bool finished() const;
   // What runs ends with the next step: FinishReason::kCancelled.
@@ -64,14 +102,26 @@ class Call {
     std::condition_variable news;
     Pieces pieces;
     size_t unfinished = 0;  // requests
+    bool keeps = false;
+    std::set<std::pair<int32_t, int32_t>> ended;  // samples that are kept, by request and sample
     int descriptor = -1;
   };
 
+  // Of a request that is kept, the samples that the call began.
+  struct Kept {
+    std::shared_ptr<KeptSamples> request;
+    std::vector<SampleId> samples;
+  };
+
   Call(std::shared_ptr<SteppedEngine> engine, Delivery delivery);
+  openai::KeptRequest::OnEvent Gather(size_t request) const;
+  std::vector<SampleId> Unfinished(size_t request) const;  // of one that is kept
+  static std::unique_ptr<Call> Listening(const KeptSample& sample, openai::KeptRequest::Group* group, Delivery delivery);
 
   const std::shared_ptr<SteppedEngine> engine_;
   const std::shared_ptr<Gathered> gathered_ = std::make_shared<Gathered>();
   std::vector<RequestId> ids_;
+  std::vector<Kept> kept_;  // by request; empty: they are not kept
 };
 
 }  // namespace coppice::python

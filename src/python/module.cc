@@ -20,6 +20,8 @@
 
 #include "core/check.h"
 #include "core/json.h"
+#include "openai/field_reader.h"
+#include "openai/sample_fields.h"
 #include "openai/score.h"
 #include "python/attention_module.h"
 #include "python/call.h"
@@ -54,7 +56,7 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> ToNumpy(std::vector<T> values) {
 }
 
 // The arguments of coppice_llm.Completion, in its order.
-nb::tuple ToTuple(int32_t prompt, Piece piece) {
+nb::tuple ToTuple(int32_t prompt, Piece piece, std::optional<KeptSample> sample) {
   nb::list alternatives;
   for (const std::vector<TokenLogprob>& place : piece.sample.top_logprobs) {
     nb::dict logprobs;
@@ -69,7 +71,18 @@ nb::tuple ToTuple(int32_t prompt, Piece piece) {
   const nb::object error = piece.status.ok() ? nb::object(nb::none()) : nb::object(nb::cast(piece.status.ToString()));
   return nb::make_tuple(prompt, piece.sample.index, piece.sample.text, piece.sample.token_ids,
                         ToNumpy(std::move(piece.sample.logprobs)), alternatives, reason, piece.cached_tokens, piece.weight_version,
-                        error);
+                        error, sample ? nb::cast(*std::move(sample)) : nb::object(nb::none()));
+}
+
+// KeyError where a verb says that its sample is not there (any more).
+Status SampleFound(Status done) {
+  if (done.code() == StatusCode::kNotFound) throw nb::key_error(done.message().c_str());
+  return done;
+}
+template <class T>
+Result<T> SampleFound(Result<T> done) {
+  (void)SampleFound(done.status());
+  return done;
 }
 
 // Takes the GIL for the signals that came; throws what a handler raised.
@@ -83,7 +96,8 @@ class PyCall {
   explicit PyCall(Submitter submitter) : submitter_(std::move(submitter)) {}
 
   // Once; from then on Cancel and Take are of what was submitted. Python has the call before, so that no signal comes between.
-  void Submit() { call_ = ValueOrThrow(Unlocked(submitter_)); }
+  // KeyError: the sample that it is for is gone.
+  void Submit() { call_ = ValueOrThrow(SampleFound(Unlocked(submitter_))); }
   // The news as arguments of Completion; an empty list: all has been taken. KeyboardInterrupt and what else a signal's handler
   // raises leave what runs as it is.
   nb::list Take() {
@@ -111,7 +125,7 @@ class PyCall {
     for (auto& [place, piece] : pieces) {
       // What ran out of time has what came until then; of any other failure nothing is worth having.
       if (!piece.status.ok() && piece.status.code() != StatusCode::kDeadlineExceeded) Throw(piece.status);
-      news.append(ToTuple(place.first, std::move(piece)));
+      news.append(ToTuple(place.first, std::move(piece), call_->SampleOf(place)));
     }
     return news;
   }
@@ -157,9 +171,9 @@ class PyEngine {
     Unlocked([&] { engine_.reset(); });
   }
 
-  PyCall Prepare(std::vector<std::string> bodies, bool whole) {
-    const auto delivery = whole ? Call::Delivery::kWhole : Call::Delivery::kPieces;
-    return PyCall([engine = engine_, bodies = std::move(bodies), delivery]() -> Result<std::unique_ptr<Call>> {
+  PyCall Prepare(std::vector<std::string> bodies, bool whole, bool keep) {
+    const Call::Delivery delivery = DeliveryOf(whole);
+    return PyCall([engine = engine_, bodies = std::move(bodies), delivery, keep]() -> Result<std::unique_ptr<Call>> {
       std::vector<Request> requests;
       for (size_t i = 0; i < bodies.size(); ++i) {
         Result<Request> request = engine->MakeRequest(bodies[i]);
@@ -169,8 +183,48 @@ class PyEngine {
         }
         requests.push_back(std::move(request).value());
       }
-      return Call::Submit(engine, std::move(requests), delivery);
+      return Call::Submit(engine, std::move(requests), delivery, keep);
     });
+  }
+  // `body`: the fields of openai::TakeFork.
+  PyCall Fork(const KeptSample& sample, const std::string& body, bool whole) {
+    CheckOwn(sample);
+    return PyCall([sample, body, delivery = DeliveryOf(whole)]() -> Result<std::unique_ptr<Call>> {
+      COPPICE_ASSIGN_OR_RETURN(const nlohmann::json json, ParseJson(body));
+      openai::FieldReader fields(json);
+      const ForkOptions options = openai::TakeFork(fields, sample.of->request().SamplingOf(sample.index));
+      COPPICE_RETURN_IF_ERROR(fields.Finish().status);
+      return Call::Fork(sample, options, delivery);
+    });
+  }
+  // `body`: the fields of openai::TakeExtension.
+  PyCall Extend(const KeptSample& sample, const std::string& body, bool whole) {
+    CheckOwn(sample);
+    return PyCall([engine = engine_, sample, body, delivery = DeliveryOf(whole)]() -> Result<std::unique_ptr<Call>> {
+      COPPICE_ASSIGN_OR_RETURN(const nlohmann::json json, ParseJson(body));
+      openai::FieldReader fields(json);
+      std::vector<int32_t> tokens;
+      COPPICE_RETURN_IF_ERROR(engine->With([&](Engine& open) {
+        tokens = openai::TakeExtension(fields, open.tokenizer(), engine->parser().bounds());
+        return fields.Finish().status;
+      }));
+      return Call::Extend(sample, tokens, delivery);
+    });
+  }
+  void Prune(const KeptSample& sample) {
+    CheckOwn(sample);
+    const auto prune = [&] { return engine_->With([&](Engine& engine) { return engine.Prune(sample.id()); }); };
+    ThrowIfError(SampleFound(Unlocked(prune)));
+  }
+  void Release(const KeptSample& sample) {
+    CheckOwn(sample);
+    ThrowIfError(SampleFound(Unlocked([&] { return sample.of->Release(); })));
+  }
+  nb::tuple Describe(const KeptSample& sample) {
+    CheckOwn(sample);
+    const auto describe = [&] { return engine_->With([&](Engine& engine) { return engine.Describe(sample.id()); }); };
+    const SampleInfo info = ValueOrThrow(SampleFound(Unlocked(describe)));
+    return nb::make_tuple(info.prompt_tokens, info.token_ids, info.finished);
   }
 
   // By continuation: log-probabilities of its tokens, whether each is the most probable one, and the tokens.
@@ -296,6 +350,11 @@ class PyEngine {
   bool closed() const { return engine_->closed(); }
 
  private:
+  static Call::Delivery DeliveryOf(bool whole) { return whole ? Call::Delivery::kWhole : Call::Delivery::kPieces; }
+  void CheckOwn(const KeptSample& sample) const {
+    if (sample.of->engine() != engine_) throw nb::value_error("the sample is of another LLM");
+  }
+
   std::shared_ptr<SteppedEngine> engine_;
 };
 
@@ -303,6 +362,7 @@ class PyEngine {
 }  // namespace coppice::python
 
 NB_MODULE(_native, module) {
+  using coppice::python::KeptSample;
   using coppice::python::PyCall;
   using coppice::python::PyEngine;
   using namespace nanobind::literals;
@@ -313,9 +373,17 @@ NB_MODULE(_native, module) {
       .def("take_now", &PyCall::TakeNow)
       .def("cancel", &PyCall::Cancel)
       .def("descriptor", &PyCall::Descriptor);
+  nanobind::class_<KeptSample>(module, "Sample").def("__repr__", [](const KeptSample& sample) {
+    return fmt::format("<sample {}.{}>", static_cast<uint64_t>(sample.id().request), sample.index);
+  });
   nanobind::class_<PyEngine>(module, "Engine")
       .def(nanobind::init<const nanobind::dict&>(), "options"_a)
-      .def("prepare", &PyEngine::Prepare, "bodies"_a, "whole"_a)
+      .def("prepare", &PyEngine::Prepare, "bodies"_a, "whole"_a, "keep"_a)
+      .def("fork", &PyEngine::Fork, "sample"_a, "body"_a, "whole"_a)
+      .def("extend", &PyEngine::Extend, "sample"_a, "body"_a, "whole"_a)
+      .def("prune", &PyEngine::Prune, "sample"_a)
+      .def("release", &PyEngine::Release, "sample"_a)
+      .def("describe", &PyEngine::Describe, "sample"_a)
       .def("score", &PyEngine::Score, "body"_a)
       .def("pin", &PyEngine::Pin, "body"_a, "name"_a)
       .def("unpin", &PyEngine::Unpin, "name"_a)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pickle
+import re
 import resource
 import subprocess
 import sys
@@ -360,6 +361,151 @@ class Pauses(unittest.TestCase):
                 llm.generate(IDS)
             with self.assertRaisesRegex(ValueError, "'soon'"):
                 llm.pause("soon")
+
+
+class Trees(unittest.TestCase):
+    """Samples that are forked, extended and pruned. A child says what a request of its own would after the same tokens."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.llm = tiny(deterministic=True)
+        cls.greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+
+    def fresh(self, prompt, **params):
+        return [s.token_ids for s in self.llm.generate(prompt, SamplingParams(**{"max_tokens": 8, "ignore_eos": True} | params))]
+
+    def test_children_go_on_where_their_sample_was(self):
+        [root] = self.llm.generate(IDS, self.greedy, keep=True)
+        self.assertEqual(root.token_ids, self.fresh(IDS, temperature=0)[0])
+        children = self.llm.fork(root, n=3, keep_tokens=2, seed=7, params=SamplingParams(temperature=1.0))
+        self.assertEqual([child.index for child in children], [0, 1, 2])
+        self.assertEqual([child.token_ids for child in children], self.fresh(IDS + root.token_ids[:2], n=3, seed=7))
+        [child] = self.llm.fork(root.sample)
+        self.assertEqual([child.token_ids], self.fresh(IDS + root.token_ids, temperature=0))
+        # Of a child, which draws by its own parameters: greedy again.
+        [again] = self.llm.fork(child, params=SamplingParams(temperature=0, max_tokens=3))
+        self.assertEqual([again.token_ids], self.fresh(IDS + root.token_ids + child.token_ids, temperature=0, max_tokens=3))
+        info = self.llm.describe(again)
+        self.assertEqual((info.prompt_tokens, info.finished), (len(IDS), True))
+        self.assertEqual(info.token_ids, IDS + root.token_ids + child.token_ids + again.token_ids)
+
+    def test_a_fork_of_what_streams(self):
+        stream = self.llm.stream(IDS, SamplingParams(max_tokens=2000, temperature=0, ignore_eos=True), keep=True)
+        first = next(stream)
+        self.assertFalse(self.llm.describe(first).finished)
+        with self.assertRaisesRegex(RuntimeError, "goes on"):
+            self.llm.extend(first, [1])
+        children = self.llm.fork(first, n=2, keep_tokens=1, max_tokens=4)
+        self.assertEqual([child.token_ids for child in children], self.fresh(IDS + first.token_ids[:1], temperature=0, max_tokens=4) * 2)
+        stream.close()
+        wait_until_idle(self.llm)
+        with self.assertRaises(KeyError):
+            self.llm.describe(first)
+        self.assertTrue(self.llm.describe(children[0]).finished)
+
+    def test_streams_and_asyncio(self):
+        [root] = self.llm.generate(IDS, self.greedy, keep=True)
+        whole = [child.token_ids for child in self.llm.fork(root, n=2, seed=3, params=SamplingParams(temperature=1.0))]
+        pieces = {0: [], 1: []}
+        for piece in self.llm.stream_fork(root, n=2, seed=3, params=SamplingParams(temperature=1.0)):
+            pieces[piece.index] += piece.token_ids
+        self.assertEqual([pieces[0], pieces[1]], whole)
+
+        async def both():
+            children = await self.llm.afork(root, n=2, seed=3, params=SamplingParams(temperature=1.0))
+            pieces = {0: [], 1: []}
+            async for piece in self.llm.astream_fork(root, n=2, seed=3, params=SamplingParams(temperature=1.0)):
+                pieces[piece.index] += piece.token_ids
+            on = await self.llm.aextend(children[0], [40])
+            return [child.token_ids for child in children], [pieces[0], pieces[1]], children[0].token_ids, on.token_ids
+        children, streamed, before, after = asyncio.run(both())
+        self.assertEqual((children, streamed), (whole, whole))
+        self.assertEqual(len(after), 8)
+        self.assertEqual([child.token_ids for child in self.llm.fork(root, keep_tokens=0, n=1)], self.fresh(IDS, temperature=0))
+
+    def test_a_sample_is_extended_turn_by_turn(self):
+        [root] = self.llm.generate(IDS, self.greedy, keep=True)
+        turns = IDS + root.token_ids
+        for tool in ([40, 41], [42]):
+            answer = self.llm.extend(root, tool)
+            self.assertEqual([answer.token_ids], self.fresh(turns + tool, temperature=0))
+            turns += tool + answer.token_ids
+            self.assertEqual(self.llm.describe(answer).token_ids, turns)
+        pieces = [piece for piece in self.llm.stream_extend(root, [43])]
+        self.assertEqual([sum((piece.token_ids for piece in pieces), [])], self.fresh(turns + [43], temperature=0))
+        self.assertEqual(pieces[-1].finish_reason, "length")
+
+    def test_what_is_let_go_is_gone(self):
+        samples = self.llm.generate(IDS, SamplingParams(n=2, max_tokens=2, ignore_eos=True), keep=True)
+        self.llm.prune(samples[0])
+        self.llm.fork(samples[1])
+        for verb in (self.llm.fork, self.llm.describe, lambda sample: self.llm.extend(sample, [1])):
+            with self.assertRaisesRegex(KeyError, "pruned"):
+                verb(samples[0])
+        self.llm.release(samples[1])
+        for verb in (self.llm.fork, self.llm.describe):
+            with self.assertRaises(KeyError):
+                verb(samples[1])
+        with self.assertRaises(KeyError):  # once the engine's next turn is over; until then nothing is left to do
+            for _ in range(6000):
+                self.llm.release(samples[1])
+                time.sleep(0.01)
+
+    def test_what_no_completion_holds_is_released(self):
+        prompt = list(range(1, 301)) * 5  # 6 KB of a kept request
+
+        def repeat(count):
+            for _ in range(count):
+                [one, other] = self.llm.generate(prompt, SamplingParams(n=2, max_tokens=1, temperature=0, ignore_eos=True), keep=True)
+                handle = other.sample
+                del one, other
+                self.llm.fork(handle)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+        before = repeat(50)
+        self.assertLess(repeat(500) - before, 1024)  # KiB; 3,000 and more where they stay
+
+    def test_many_threads_grow_one_tree(self):
+        [root] = self.llm.generate(IDS, self.greedy, keep=True)
+        expected = {n: self.fresh(IDS + root.token_ids, n=n, seed=n) for n in range(1, 5)}
+        wrong = []
+
+        def grow(n):
+            for _ in range(10):
+                children = [c.token_ids for c in self.llm.fork(root, n=n, seed=n, params=SamplingParams(temperature=1.0))]
+                if children != expected[n]:
+                    wrong.append((n, children))
+        threads = [threading.Thread(target=grow, args=(n,)) for n in expected]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+
+    def test_what_callers_do_wrong(self):
+        [plain] = self.llm.generate(IDS, self.greedy)
+        [root] = self.llm.generate(IDS, self.greedy, keep=True)
+        for error, message, call in [
+            (TypeError, "generate it with keep=True", lambda: self.llm.fork(plain)),
+            (TypeError, "sample=3: expected a sample that is kept", lambda: self.llm.prune(3)),
+            (ValueError, "n is 0", lambda: self.llm.fork(root, n=0)),
+            (ValueError, "keep_tokens is 9, expected a number in 0..8", lambda: self.llm.fork(root, keep_tokens=9)),
+            (ValueError, "params.stop='a': a fork has it from its request", lambda: self.llm.fork(root, params=SamplingParams(stop="a"))),
+            (ValueError, "top_p", lambda: self.llm.fork(root, params=SamplingParams(top_p=2.0))),
+            (TypeError, "params=3: expected SamplingParams", lambda: self.llm.fork(root, params=3)),
+            (RuntimeError, "text needs a tokenizer and the model has none: give token_ids", lambda: self.llm.extend(root, "a")),
+            (TypeError, "expected a string or a list of token ids", lambda: self.llm.extend(root, [{"role": "user", "content": "a"}])),
+            (ValueError, "tokens", lambda: self.llm.extend(root, [1 << 30])),
+        ]:
+            with self.assertRaisesRegex(error, re.escape(message)):
+                call()
+        with tiny() as other, self.assertRaisesRegex(ValueError, "the sample is of another LLM"):
+            other.fork(root)
+        closed = tiny()
+        [lost] = closed.generate(IDS, self.greedy, keep=True)
+        closed.close()
+        with self.assertRaisesRegex(RuntimeError, "the LLM is closed"):
+            closed.fork(lost)
 
 
 class Processes(unittest.TestCase):

@@ -1,0 +1,103 @@
+#include "openai/kept_request.h"
+
+#include <utility>
+
+#include "core/check.h"
+
+namespace coppice::openai {
+
+std::shared_ptr<KeptRequest> KeptRequest::Keep(Request* request) {
+  const auto kept = std::make_shared<KeptRequest>();
+  std::vector<SampleId> samples;
+  for (int32_t i = 0; i < request->n; ++i) samples.push_back({.index = i});
+  kept->sampling_ = request->sampling;
+  kept->first_ = kept->Add(std::move(samples));
+  kept->first_->on_event_ = std::exchange(request->on_event, [kept](const StreamEvent& event) { kept->Tell(event); });
+  request->keep = true;
+  return kept;
+}
+
+Result<std::shared_ptr<KeptRequest::Group>> KeptRequest::Fork(Engine& engine, int32_t index, const ForkOptions& options) {
+  COPPICE_ASSIGN_OR_RETURN(std::vector<SampleId> children, engine.Fork(sample(index), options));
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<const SamplingParams> sampling;
+  if (options.params) {
+    sampling = std::make_shared<const SamplingParams>(*options.params);
+  } else if (const auto own = own_sampling_.find(index); own != own_sampling_.end()) {
+    sampling = own->second;
+  }
+  for (const SampleId child : children) {
+    if (sampling) own_sampling_[child.index] = sampling;
+  }
+  return Add(std::move(children));
+}
+
+Result<std::shared_ptr<KeptRequest::Group>> KeptRequest::Extend(Engine& engine, int32_t index, std::span<const int32_t> tokens) {
+  const std::lock_guard alone(extending_);
+  COPPICE_ASSIGN_OR_RETURN(const SampleInfo info, engine.Describe(sample(index)));
+  if (!info.finished) {
+    return FailedPrecondition(
+        "the sample goes on, and the request that began it is told how: extend it when it has ended, or a fork "
+        "of it");
+  }
+  COPPICE_RETURN_IF_ERROR(engine.Extend(sample(index), tokens));
+  const std::lock_guard lock(mutex_);
+  return Add({sample(index)});
+}
+
+std::shared_ptr<KeptRequest::Group> KeptRequest::Add(std::vector<SampleId> samples) {
+  const auto group = std::make_shared<Group>();
+  group->samples_ = std::move(samples);
+  group->unfinished_ = std::ssize(group->samples_);
+  for (size_t i = 0; i < group->samples_.size(); ++i) {
+    const int32_t index = group->samples_[i].index;
+    listeners_[index].push_back({.group = group, .place = static_cast<int32_t>(i)});
+    const auto early = early_.extract(index);
+    if (early.empty()) continue;
+    for (const StreamEvent& event : early.mapped()) Tell(index, event);
+  }
+  return group;
+}
+
+void KeptRequest::Listen(Group* group, OnEvent on_event) {
+  const std::lock_guard lock(mutex_);
+  for (const StreamEvent& event : group->unheard_) on_event(event);
+  group->unheard_ = {};
+  if (group->unfinished_ > 0) group->on_event_ = std::move(on_event);
+}
+
+SamplingParams KeptRequest::SamplingOf(int32_t index) const {
+  const std::lock_guard lock(mutex_);
+  const auto own = own_sampling_.find(index);
+  return own == own_sampling_.end() ? sampling_ : *own->second;
+}
+
+void KeptRequest::Tell(const StreamEvent& event) {
+  const std::lock_guard lock(mutex_);
+  if (event.index >= 0) return Tell(event.index, event);
+  if (first_->on_event_) first_->on_event_(event);
+}
+
+void KeptRequest::Tell(int32_t index, const StreamEvent& event) {
+  const auto found = listeners_.find(index);
+  if (found == listeners_.end()) return early_[index].push_back(event);
+  Deliver(found->second.front(), event);
+  if (!event.finish_reason) return;
+  found->second.pop_front();
+  if (found->second.empty()) listeners_.erase(found);
+}
+
+void KeptRequest::Deliver(const Listener& listener, const StreamEvent& event) {
+  Group& group = *listener.group;
+  StreamEvent told = event;
+  told.index = listener.place;
+  told.request_done = event.finish_reason && group.unfinished_ == 1;
+  if (group.on_event_) {
+    group.on_event_(told);  // where it throws, the engine tells the sample's end again
+  } else {
+    group.unheard_.push_back(std::move(told));
+  }
+  if (event.finish_reason && --group.unfinished_ == 0) group.on_event_ = nullptr;
+}
+
+}  // namespace coppice::openai

@@ -1,0 +1,78 @@
+// A request whose samples are kept, and where its events go: each call that begins some of its samples, by Submit, Fork or Extend,
+// is told of these alone, as if they were a request of their own. Layer: openai.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "coppice/core/status.h"
+#include "coppice/engine/engine.h"
+
+namespace coppice::openai {
+
+// Thread-safe. Held by the engine for as long as the request is in it.
+class KeptRequest {
+ public:
+  using OnEvent = std::function<void(const StreamEvent&)>;
+
+  // Samples that one call began. Their events have as `index` the sample's place in `samples`; request_done is in the last one's
+  // end; shared_reads are those of the whole request, where nothing else of it is unfinished.
+  class Group {
+   public:
+    const std::vector<SampleId>& samples() const { return samples_; }
+
+   private:
+    friend class KeptRequest;
+    std::vector<SampleId> samples_;
+    int64_t unfinished_ = 0;
+    OnEvent on_event_;                  // none before Listen and after the last event
+    std::vector<StreamEvent> unheard_;  // before Listen
+  };
+
+  // Makes `request`, which is submitted next, one whose samples are kept. Its on_event is told of the prompt, and of the samples
+  // that Submit begins.
+  static std::shared_ptr<KeptRequest> Keep(Request* request);
+  // The number that Submit gave the request; before anything of what follows.
+  void SetId(RequestId id) { id_ = id; }
+  RequestId id() const { return id_; }
+  SampleId sample(int32_t index) const { return {.request = id_, .index = index}; }
+
+  // As the engine's. What comes of the samples waits for Listen, which is called once. Not from on_event.
+  Result<std::shared_ptr<Group>> Fork(Engine& engine, int32_t index, const ForkOptions& options);
+  // Of a sample that has ended; FAILED_PRECONDITION where it goes on, since another call is told what comes of it.
+  Result<std::shared_ptr<Group>> Extend(Engine& engine, int32_t index, std::span<const int32_t> tokens);
+  void Listen(Group* group, OnEvent on_event);
+
+  // How a sample draws: as its request does, or as it was forked to.
+  SamplingParams SamplingOf(int32_t index) const;
+
+ private:
+  struct Listener {
+    std::shared_ptr<Group> group;
+    int32_t place = 0;
+  };
+
+  void Tell(const StreamEvent& event);
+  // With the lock held:
+  void Tell(int32_t index, const StreamEvent& event);
+  static void Deliver(const Listener& listener, const StreamEvent& event);
+  std::shared_ptr<Group> Add(std::vector<SampleId> samples);
+
+  std::atomic<RequestId> id_{};
+  std::mutex extending_;                               // held from the question whether a sample has ended to its extension
+  mutable std::mutex mutex_;                           // guards what follows; held while events are told
+  std::shared_ptr<Group> first_;                       // those that Submit begins
+  std::map<int32_t, std::deque<Listener>> listeners_;  // by sample: who is told until it ends, and who once it was extended
+  std::map<int32_t, std::vector<StreamEvent>> early_;  // of samples that a verb begins which has not returned
+  SamplingParams sampling_;                            // the request's
+  std::map<int32_t, std::shared_ptr<const SamplingParams>> own_sampling_;
+};
+
+}  // namespace coppice::openai
