@@ -1,6 +1,7 @@
 """The programs of examples/python run, and print what they are for."""
 
 import os
+import re
 import subprocess
 import sys
 import unittest
@@ -30,6 +31,30 @@ class Examples(unittest.TestCase):
 
     def test_self_consistency(self):
         self.assertRegex(run("self_consistency.py", self.model, "8"), r"of 8: -?\d+\n")
+
+    def check_24(self, text, numbers):
+        """The first lines are a solution: each line takes two of the numbers that are left, and 24 is reached."""
+        left = list(numbers)
+        lines = text.splitlines()
+        for line in lines[:3]:
+            a, sign, b, result = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", line).groups()
+            for number in (a, b):
+                left.remove(int(number))
+            self.assertEqual({"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b), "/": int(a) / max(1, int(b))}[sign], int(result), line)
+            left.append(int(result))
+        self.assertEqual((left, lines[3]), ([24], "Reach: 24"))
+
+    def test_tree_of_thoughts(self):
+        self.check_24(run("tree_of_thoughts.py", self.model, "1", "1", "4", "6"), [1, 1, 4, 6])
+
+    def test_monte_carlo_tree_search(self):
+        self.check_24(run("monte_carlo_tree_search.py", self.model, "1", "2", "3", "4"), [1, 2, 3, 4])
+
+    def test_forked_agents(self):
+        lines = run("forked_agents.py", self.model, "16").splitlines()
+        self.assertEqual([line.split(":")[0] for line in lines if re.match(r"[a-z]+: .", line)][:3], ["oak", "beech", "hazel"])
+        read, unshared = map(int, re.fullmatch(r"16 agents in .* s; KV read: (\d+) MiB; each for itself: (\d+) MiB", lines[-1]).groups())
+        self.assertLess(read, 0.6 * unshared)
 
     def test_hydragen(self):
         self.assertIn("largest difference", run("hydragen.py"))
