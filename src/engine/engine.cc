@@ -124,6 +124,8 @@ class EngineImpl final : public Engine {
   // Calls of other threads and Step, which may run out of memory.
   Status WritePinned(const std::string& name, const std::string& path);
   Status ReadAndPin(const std::string& name, const std::string& path, const CacheTenant& tenant);
+  // Null where no such request is there, or it is forgotten at the end of this turn.
+  RequestState* FindAlive(RequestId id);
   // Runs `change` on a request between steps, with all tokens known that steps chose.
   template <class Change>
   auto ChangeSamples(RequestId id, Change change) -> decltype(change(std::declval<RequestState*>()));
@@ -311,10 +313,14 @@ Result<SampleInfo> EngineImpl::Describe(SampleId sample) {
     if (books_in_doubt_) StartOver();
     return KeepBooks([&]() -> Result<SampleInfo> {
       COPPICE_RETURN_IF_ERROR(TakeInbox().status());  // the request may have just come
-      RequestState* const request = requests_.Find(sample.request);
+      RequestState* const request = FindAlive(sample.request);
       return request == nullptr ? UnknownRequest(sample.request) : samples_.Describe(request, sample.index);
     });
   });
+}
+
+RequestState* EngineImpl::FindAlive(RequestId id) {
+  return std::ranges::find(events_.done(), id) != events_.done().end() ? nullptr : requests_.Find(id);
 }
 
 template <class Change>
@@ -326,7 +332,7 @@ auto EngineImpl::ChangeSamples(RequestId id, Change change) -> decltype(change(s
     COPPICE_RETURN_IF_ERROR(TakeInbox().status());  // the request may have just come
     COPPICE_RETURN_IF_ERROR(Drain());
     scheduler_.RemoveStopped();
-    RequestState* const request = requests_.Find(id);
+    RequestState* const request = FindAlive(id);
     if (request == nullptr) return UnknownRequest(id);
     auto result = change(request);
     if (!result.ok() || !cache_.has_copies()) return result;

@@ -322,6 +322,7 @@ TEST(Samples, ReleasedRequestsAreForgotten) {
   family.harness().Step();
   ASSERT_TRUE(family.engine().Describe({kept, 0}).ok());
   ASSERT_TRUE(family.engine().Release(kept).ok());
+  EXPECT_EQ(family.engine().Fork({kept, 0}, {}).status().code(), StatusCode::kNotFound);  // at once
   family.harness().Step();
   EXPECT_EQ(family.engine().Describe({kept, 0}).status().code(), StatusCode::kNotFound);
   EXPECT_EQ(family.engine().Release(kept).code(), StatusCode::kNotFound);
@@ -342,7 +343,7 @@ TEST(Samples, ReleasedRequestsAreForgotten) {
 
   const RequestId cancelled = family.Submit(Kept(Greedy(Prompt(8), 3)));
   ASSERT_TRUE(family.engine().Cancel(cancelled).ok());
-  EXPECT_THAT(family.engine().Fork({cancelled, 0}, {}).status().message(), HasSubstr("has ended and is not kept"));
+  EXPECT_THAT(family.engine().Fork({cancelled, 0}, {}).status().message(), HasSubstr("is not known"));
   family.harness().Step();
   EXPECT_EQ(family.engine().Cancel(cancelled).code(), StatusCode::kNotFound);
 }
