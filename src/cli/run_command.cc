@@ -116,7 +116,9 @@ Result<ExitCode> Run(RunOptions options) {
   constexpr const char *kSaved = "saved", *kLoaded = "loaded";  // names of pins
   if (!options.load_prefix.empty()) COPPICE_RETURN_IF_ERROR(engine->LoadPrefix(kLoaded, options.load_prefix, CacheTenant()));
   if (!options.save_prefix.empty()) request.pin_prompt_as = kSaved;
-  Result<Generation> generated = openai::Generate(*engine, request, live.Hooks());
+  std::optional<openai::StoppingVote> stopping;
+  if (options.vote_stop) stopping = {.pattern = *options.vote, .max_running = options.engine.max_running};
+  Result<Generation> generated = openai::Generate(*engine, request, live.Hooks(), stopping ? &*stopping : nullptr);
   COPPICE_RETURN_IF_ERROR(live.End());
   COPPICE_ASSIGN_OR_RETURN(const Generation generation, std::move(generated));
   if (!options.save_prefix.empty() && !generation.interrupted) {

@@ -307,6 +307,8 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   command->add_flag("--dedup", options.deduplicate, "Of samples with equal text, print the most probable one");
   command->add_option("--vote", options.vote,
                       "Majority vote over answers: the first group (or all) of the last match of this regex in each sample");
+  command->add_flag("--vote-stop", options.vote_stop,
+                    "With --vote: end the samples once no answer can overtake, and begin no more of them than may be needed");
   command->add_flag("--echo", request.echo, "The prompt comes first in each sample's output");
   command->add_flag("--json", options.json, "Print one JSON object instead of text");
   command->add_flag("--prompt-logprobs", request.prompt_logprobs, "Put the prompt's log-probabilities into the JSON");
@@ -365,6 +367,9 @@ Status Validate(const RunOptions& options) {
       return InvalidArgument(fmt::format("--vote: {}", compiled.status().message()));
     }
   }
+  if (options.vote_stop && !options.vote) return InvalidArgument("--vote-stop ends samples by their votes; add --vote");
+  if (options.vote_stop && options.best_of)
+    return InvalidArgument("--best-of compares all samples, and --vote-stop leaves some out; keep one of the two");
   COPPICE_RETURN_IF_ERROR(WithOptionName(ValidateParameters(request)));
   return Validate(options.engine);
 }

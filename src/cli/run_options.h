@@ -39,6 +39,7 @@ struct RunOptions {
   bool rank = false, deduplicate = false;
   std::optional<int32_t> best_of;
   std::optional<std::string> vote;  // a regex: the answer of a sample
+  bool vote_stop = false;           // no more samples than the vote needs
   // What each sample must look like; at most one of these.
   std::optional<std::string> json_schema_file, grammar_file, regex;
   std::string save_prefix, load_prefix;  // files for the prompt's KV; empty: none

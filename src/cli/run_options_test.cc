@@ -151,6 +151,8 @@ TEST(RunOptions, ValidateNamesOptionValueAndExpectation) {
   EXPECT_EQ(message([](RunOptions& o) { o.engine.draft_tokens = 64; }), "--draft-tokens is 64, expected 1..63");
   EXPECT_THAT(message([](RunOptions& o) { o.engine.draft = DraftMode::kModel; }), HasSubstr("--draft-model PATH"));
   EXPECT_EQ(message([](RunOptions& o) { o.request.n = 4, o.best_of = 3; }), "--best-of is 3; expected at least -n, which is 4");
+  EXPECT_THAT(message([](RunOptions& o) { o.vote_stop = true; }), HasSubstr("--vote-stop ends samples by their votes; add --vote"));
+  EXPECT_THAT(message([](RunOptions& o) { o.vote = "a", o.vote_stop = true, o.best_of = 4; }), HasSubstr("keep one of the two"));
   EXPECT_THAT(message([](RunOptions& o) { o.vote = "("; }), HasSubstr("--vote: answer pattern (: missing closing parenthesis"));
   EXPECT_THAT(message([](RunOptions& o) { o.request.stop = {""}; }), HasSubstr("--stop has an empty string"));
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "engine/policies/vote_stop.h"
 #include "openai/request_driver.h"
 
 namespace coppice::openai {
@@ -28,7 +29,7 @@ std::vector<RankedSample> Views(const std::vector<const Sample*>& samples) {
 // One request, whose output is reported by the thread that steps the engine.
 class Gathering final : public RequestDriver {
  public:
-  using RequestDriver::RequestDriver;
+  explicit Gathering(Engine* engine) : RequestDriver(engine), engine_(*engine) {}
 
   // `streams`: every event is reported.
   void Start(Request request, bool streams) {
@@ -38,8 +39,59 @@ class Gathering final : public RequestDriver {
       if (Submit(std::move(request))) output_.samples.reserve(samples);  // those that are reported stay where they are
     });
   }
-  // Calls the hooks for what came since the last time, and counts the samples that finished. True: all has come.
-  bool Report(const GenerationHooks& hooks, int32_t max_tokens, GenerationProgress* progress) {
+  // Likewise of samples that a vote may leave out.
+  void StartVoted(Request request, bool streams, StoppingVote vote) {
+    streams_ = streams;
+    const int32_t samples = request.n;
+    vote_ = {.rule = std::move(vote), .stop = VoteStop(samples), .samples = samples, .max_tokens = request.max_tokens};
+    request.n = vote_->wanted();
+    vote_->begun = request.n;
+    vote_->firsts = {0};
+    std::shared_ptr<KeptRequest> kept;
+    Begin([&] {
+      if (!Submit(std::move(request), &kept)) return;
+      output_.samples.reserve(samples);
+      SetOpen(true);
+    });
+    vote_->kept = kept;
+  }
+  // Between steps, once what ended is reported: begins samples that the vote needs, or ends the rest where it needs none. True:
+  // some have begun.
+  Result<bool> Vote() {
+    if (vote_->stop.settled()) Cancel();
+    const std::shared_ptr<KeptRequest> kept = vote_->kept.lock();
+    {
+      const auto lock = Lock();
+      if (cancelled() || vote_->begun == vote_->samples || kept == nullptr) {
+        SetOpen(false);
+        return false;
+      }
+    }
+    const int32_t count = vote_->wanted() - (vote_->begun - vote_->ended);
+    if (count <= 0) return false;
+    // From the prompt, with the streams of random numbers that follow: the next samples of the request.
+    const ForkOptions options = {.n = count, .keep_tokens = 0, .max_tokens = vote_->max_tokens};
+    COPPICE_ASSIGN_OR_RETURN(const std::shared_ptr<KeptRequest::Group> group, kept->Fork(engine_, 0, options));
+    {
+      const auto lock = Lock();
+      vote_->firsts.push_back(vote_->begun);
+    }
+    vote_->begun += count;
+    TakeOver(*kept, group.get(), [] {});
+    return true;
+  }
+  // What a vote kept is kept no longer.
+  void Release() {
+    const std::shared_ptr<KeptRequest> kept = vote_ ? vote_->kept.lock() : nullptr;
+    if (kept) (void)engine_.Release(kept->id());  // where all was pruned, nothing is left to be released
+  }
+  bool has_ended() const {
+    const auto lock = Lock();
+    return ended();
+  }
+  // Calls the hooks for what came since the last time, and counts the samples that finished. True: all has come. Errors of the
+  // vote's pattern.
+  Result<bool> Report(const GenerationHooks& hooks, int32_t max_tokens, GenerationProgress* progress) {
     std::vector<StreamEvent> news;
     bool done = false;
     {
@@ -58,6 +110,10 @@ class Gathering final : public RequestDriver {
       ++progress->samples_finished;
       progress->tokens_wanted -= max_tokens - std::ssize(sample.token_ids);
       if (hooks.on_sample) hooks.on_sample(sample);
+      if (!vote_) continue;
+      COPPICE_ASSIGN_OR_RETURN(const std::optional<std::string> answer, ExtractAnswer(sample.text, vote_->rule.pattern));
+      vote_->stop.Add(answer);
+      ++vote_->ended;
     }
     return done;
   }
@@ -74,12 +130,27 @@ class Gathering final : public RequestDriver {
   }
 
  private:
-  void OnEvent(size_t /*request*/, const StreamEvent& event) override {
+  // Of samples, some of which have begun.
+  struct Voting {
+    StoppingVote rule;
+    VoteStop stop;
+    int32_t samples = 0, max_tokens = 0;
+    int32_t begun = 0, ended = 0;
+    std::vector<int32_t> firsts;  // by request of the driver: the index of its first sample; guarded by the lock
+    std::weak_ptr<KeptRequest> kept;
+
+    // Samples that may be under way.
+    int32_t wanted() const { return std::min(rule.max_running, stop.needed()); }
+  };
+
+  void OnEvent(size_t request, const StreamEvent& told) override {
+    StreamEvent event = told;
+    if (vote_ && event.index >= 0) event.index += vote_->firsts[request];
     output_.Add(event);
     if (event.index < 0) {
       news_.push_back({.index = event.index});
     } else if (streams_ || Finishes(event)) {
-      news_.push_back(event);
+      news_.push_back(std::move(event));
     }
   }
   void OnEnd() override {}
@@ -88,8 +159,10 @@ class Gathering final : public RequestDriver {
     return event.finish_reason == FinishReason::kStop || event.finish_reason == FinishReason::kLength;
   }
 
+  Engine& engine_;
   RequestOutput output_;
   bool streams_ = false;
+  std::optional<Voting> vote_;
   std::vector<StreamEvent> news_;  // not reported yet: the prompt's, without content; those that finish a sample, or all
 };
 
@@ -176,7 +249,7 @@ void RequestOutput::Add(const StreamEvent& event) {
   }
 }
 
-Result<Generation> Generate(Engine& engine, Request request, const GenerationHooks& hooks) {
+Result<Generation> Generate(Engine& engine, Request request, const GenerationHooks& hooks, const StoppingVote* vote) {
   Generation generation;
   generation.prompt_ids = request.prompt_ids;
   GenerationProgress progress{.metrics = &generation.metrics,
@@ -186,8 +259,12 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
   const int32_t max_tokens = request.max_tokens;
   MetricsSince metrics(engine.Metrics());
   const auto gathering = std::make_shared<Gathering>(&engine);
-  gathering->Start(std::move(request), static_cast<bool>(hooks.on_event));
-  bool done = gathering->Report(hooks, max_tokens, &progress);  // done already: it was refused
+  if (vote && request.n > 0) {
+    gathering->StartVoted(std::move(request), static_cast<bool>(hooks.on_event), *vote);
+  } else {
+    gathering->Start(std::move(request), static_cast<bool>(hooks.on_event));
+  }
+  COPPICE_ASSIGN_OR_RETURN(bool done, gathering->Report(hooks, max_tokens, &progress));  // done already: it was refused
   for (bool more = true; more && !done;) {
     if (!generation.interrupted && hooks.should_stop && hooks.should_stop()) {
       generation.interrupted = true;
@@ -199,9 +276,15 @@ Result<Generation> Generate(Engine& engine, Request request, const GenerationHoo
     if (generation.metrics.decode_steps > decode_steps_before)
       generation.decode_tokens += generation.metrics.generated_tokens - tokens_before;
     progress.decode_tokens = generation.decode_tokens;
-    done = gathering->Report(hooks, max_tokens, &progress);
+    COPPICE_ASSIGN_OR_RETURN(done, gathering->Report(hooks, max_tokens, &progress));
+    if (!done && vote) {
+      COPPICE_ASSIGN_OR_RETURN(const bool begun, gathering->Vote());
+      more |= begun;
+      done = gathering->has_ended();
+    }
     if (hooks.on_step) hooks.on_step(progress);
   }
+  gathering->Release();
   COPPICE_RETURN_IF_ERROR(gathering->Take(&generation));
   return generation;
 }

@@ -87,9 +87,17 @@ struct GenerationHooks {
   std::function<bool()> should_stop;                       // asked before each step; true cancels what is left
 };
 
+// A majority vote that ends the samples once no answer can overtake (engine/policies/vote_stop.h).
+struct StoppingVote {
+  std::string pattern;        // of ExtractAnswer
+  int32_t max_running = 256;  // samples that run at a time
+};
+
 // Runs `request` to its end on an idle engine, with or without a thread for events. Errors of Submit and Step, and of a sample that
-// failed, are returned. A step that was launched ahead may still be under way then.
-Result<Generation> Generate(Engine& engine, Request request, const GenerationHooks& hooks);
+// failed, are returned. A step that was launched ahead may still be under way then. With a vote, samples begin as it needs them, so
+// that few are generated in vain; each is what it would be without. Those that are left out are not among Generation::samples, and
+// those that the vote's end cut off have FinishReason::kCancelled.
+Result<Generation> Generate(Engine& engine, Request request, const GenerationHooks& hooks, const StoppingVote* vote = nullptr);
 
 // Which of the finished samples are shown, and in what order.
 struct Selection {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <thread>
@@ -194,6 +195,87 @@ TEST(Generate, CountsItsOwnStepsOnAnEngineThatRanBefore) {
     EXPECT_EQ(second->metrics.*count, expected->metrics.*count);
   EXPECT_GT(second->metrics.kv_bytes_stored, 0);
   EXPECT_LT(second->metrics.kv_bytes_stored, used.engine().Metrics().kv_bytes_stored);
+}
+
+// 40 samples whose last letter is "a" with 60 % and each of four others with 10 %, 8 at a time; each token is the last one with
+// 1 of `mean_length`, or, at 0, there are 50.
+Request Undecided(uint64_t seed, int mean_length) {
+  Request request{.prompt_ids = {7, 8, 9}, .n = 40, .max_tokens = mean_length > 0 ? 200 : 50, .ignore_eos = true};
+  const float end = mean_length > 0 ? 1.0F / static_cast<float>(mean_length) : 1e-9F;
+  request.sampling.seed = seed;
+  for (int32_t token = 0; token < 64; ++token) request.sampling.logit_bias.emplace_back(token, -1e9F);
+  for (int32_t token = 0; token < 5; ++token)
+    request.sampling.logit_bias[token].second = std::log((1 - end) * (token == 0 ? 0.6F : 0.1F));
+  request.sampling.logit_bias[5].second = std::log(end);
+  request.stop_token_ids = {5};
+  return request;
+}
+
+EngineConfig EightAtATime(bool event_thread = false) {
+  return {.model = {.max_position = 256, .num_pages = 256, .logit_range = 0},
+          .max_running = 8,
+          .texts = Letters(64),
+          .event_thread = event_thread};
+}
+
+int64_t TokensOf(const Generation& generation) {
+  int64_t tokens = 0;
+  for (const Sample& sample : generation.samples) tokens += std::ssize(sample.token_ids);
+  return tokens;
+}
+
+TEST(Generate, AVoteThatStopsSaysWhatTheWholeOneSays) {
+  const StoppingVote vote{.pattern = "[a-e]", .max_running = 8};
+  for (const int mean_length : {0, 50}) {
+    int64_t whole_tokens = 0, voted_tokens = 0;
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      EngineHarness whole_engine(EightAtATime()), voted_engine(EightAtATime(/*event_thread=*/seed % 2 == 1));
+      const Result<Generation> whole = Generate(whole_engine.engine(), Undecided(seed, mean_length), {});
+      const Result<Generation> voted = Generate(voted_engine.engine(), Undecided(seed, mean_length), {}, &vote);
+      ASSERT_TRUE(whole.ok() && voted.ok()) << voted.status().message();
+      const auto of_whole = Vote(whole->samples, vote.pattern), of_voted = Vote(voted->samples, vote.pattern);
+      ASSERT_TRUE(of_whole.ok() && of_voted.ok());
+      EXPECT_EQ(of_voted->front().answer, of_whole->front().answer) << "seed " << seed;
+      for (const Sample& sample : voted->samples) {
+        if (!sample.finished()) continue;
+        EXPECT_EQ(sample.token_ids, whole->samples[sample.index].token_ids) << "sample " << sample.index;
+      }
+      EXPECT_FALSE(voted->interrupted);
+      EXPECT_EQ(voted_engine.engine().Load().running, 0);
+      whole_tokens += TokensOf(*whole);
+      voted_tokens += TokensOf(*voted);
+    }
+    const double saved = 1 - static_cast<double>(voted_tokens) / static_cast<double>(whole_tokens);
+    RecordProperty(mean_length > 0 ? "saved_of_unequal_lengths" : "saved_of_equal_lengths", std::to_string(saved));
+    EXPECT_GT(saved, mean_length > 0 ? 0.23 : 0.28) << "mean length " << mean_length;
+  }
+}
+
+TEST(Generate, AVoteThatNothingSettlesTakesAllSamples) {
+  EngineHarness whole_engine(EightAtATime()), voted_engine(EightAtATime());
+  Request request = Undecided(/*seed=*/3, /*mean_length=*/20);
+  request.n = 9;
+  const StoppingVote vote{.pattern = "no such answer", .max_running = 4};
+  const Result<Generation> whole = Generate(whole_engine.engine(), request, {});
+  const Result<Generation> voted = Generate(voted_engine.engine(), request, {}, &vote);
+  ASSERT_TRUE(whole.ok() && voted.ok()) << voted.status().message();
+  ASSERT_EQ(voted->samples.size(), 9u);
+  for (int32_t i = 0; i < 9; ++i) EXPECT_EQ(voted->samples[i].token_ids, whole->samples[i].token_ids);
+}
+
+TEST(Generate, AVoteEndsWithAnInterruptAndWithARefusal) {
+  EngineHarness harness(EightAtATime());
+  const StoppingVote vote{.pattern = "[a-e]", .max_running = 8};
+  int steps = 0;
+  const Result<Generation> cut = Generate(harness.engine(), Undecided(1, 50), {.should_stop = [&] { return ++steps > 20; }}, &vote);
+  ASSERT_TRUE(cut.ok()) << cut.status().message();
+  EXPECT_TRUE(cut->interrupted);
+  EXPECT_EQ(harness.engine().Load().running + harness.engine().Load().waiting, 0);
+  Request refused = Undecided(1, 50);
+  refused.prompt_ids.clear();
+  EXPECT_EQ(Generate(harness.engine(), refused, {}, &vote).status().code(), StatusCode::kInvalidArgument);
+  const StoppingVote broken{.pattern = "(", .max_running = 8};
+  EXPECT_THAT(Generate(harness.engine(), Undecided(1, 50), {}, &broken).status().message(), HasSubstr("answer pattern ("));
 }
 
 TEST(Generate, ReturnsTheEnginesErrors) {

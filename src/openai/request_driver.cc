@@ -11,22 +11,43 @@ void RequestDriver::Begin(const std::function<void()>& submit) {
   EndIfDone();
 }
 
-bool RequestDriver::Submit(Request request) {
+bool RequestDriver::Submit(Request request, std::shared_ptr<KeptRequest>* kept) {
   if (!failure_.ok() || cancelled_) return false;
   // Memory first: what the engine has taken is known here.
-  ids_.emplace_back();
+  submitted_.emplace_back();
   counts_.emplace_back();
-  request.on_event = [self = shared_from_this(), index = ids_.size() - 1](const StreamEvent& event) { self->Take(index, event); };
+  const size_t place = submitted_.size() - 1;
+  request.on_event = [self = shared_from_this(), place](const StreamEvent& event) { self->Take(place, event); };
+  if (kept) {
+    *kept = KeptRequest::Keep(&request);
+    submitted_.back().kept_samples.resize(static_cast<size_t>(std::max(0, request.n)));
+  }
   const Result<RequestId> id = engine_.Submit(std::move(request));
   if (id.ok()) {
-    ids_.back() = *id;
+    Submitted& submitted = submitted_.back();
+    submitted.id = *id;
+    for (size_t i = 0; i < submitted.kept_samples.size(); ++i)
+      submitted.kept_samples[i] = {.request = *id, .index = static_cast<int32_t>(i)};
+    if (kept) (*kept)->SetId(*id);
     return true;
   }
-  ids_.pop_back();
+  submitted_.pop_back();
   counts_.pop_back();
   refused_ = true;
   Fail(id.status());
   return false;
+}
+
+void RequestDriver::TakeOver(KeptRequest& kept, KeptRequest::Group* group, const std::function<void()>& begin) {
+  size_t place = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    place = submitted_.size();
+    submitted_.push_back({.id = kept.id(), .kept_samples = group->samples()});
+    counts_.emplace_back();
+    begin();
+  }
+  kept.Listen(group, [self = shared_from_this(), place](const StreamEvent& event) { self->Take(place, event); });
 }
 
 void RequestDriver::Take(size_t request, const StreamEvent& event) {
@@ -59,6 +80,11 @@ void RequestDriver::Abort(Status why) {
   CancelSubmitted();
 }
 
+void RequestDriver::SetOpen(bool open) {
+  open_ = open;
+  EndIfDone();
+}
+
 void RequestDriver::Fail(Status status) {
   if (!failure_.ok()) return;
   failure_ = std::move(status);
@@ -66,13 +92,16 @@ void RequestDriver::Fail(Status status) {
 }
 
 void RequestDriver::CancelSubmitted() {
-  for (size_t i = 0; i < ids_.size(); ++i) {
-    if (!counts_[i].done) (void)engine_.Cancel(ids_[i]);  // one that has ended needs no cancelling
+  for (size_t i = 0; i < submitted_.size(); ++i) {
+    if (counts_[i].done) continue;
+    const Submitted& submitted = submitted_[i];
+    for (const SampleId sample : submitted.kept_samples) (void)engine_.Prune(sample);
+    if (submitted.kept_samples.empty()) (void)engine_.Cancel(submitted.id);  // one that has ended needs no cancelling
   }
 }
 
 void RequestDriver::EndIfDone() {
-  if (ended_ || num_done_ < ids_.size()) return;
+  if (ended_ || num_done_ < submitted_.size() || (open_ && failure_.ok() && !cancelled_)) return;
   OnEnd();
   ended_ = true;
 }

@@ -11,6 +11,7 @@
 
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
+#include "openai/kept_request.h"
 #include "openai/response.h"
 
 namespace coppice::openai {
@@ -56,9 +57,18 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   // No request is in the engine. Once; where it threw, again with the error that the engine makes of it.
   virtual void OnEnd() = 0;
 
+  // Takes samples of a kept request, which a fork or an extension began, as a request of this call. `begin` is called with the lock
+  // held, before their events. Without the lock.
+  void TakeOver(KeptRequest& kept, KeptRequest::Group* group, const std::function<void()>& begin);
+
   // The rest of this with the lock held. False: the engine refuses it, which failure() tells, or the call has failed or was
-  // cancelled before.
-  bool Submit(Request request);
+  // cancelled before. `kept`: its samples are kept, and this is how they are forked; where they are not wanted any more, or one
+  // fails, they are pruned.
+  bool Submit(Request request, std::shared_ptr<KeptRequest>* kept = nullptr);
+  // A sample is not wanted any more: Engine::Prune.
+  void Prune(size_t request, int32_t index) { (void)engine_.Prune({.request = submitted_[request].id, .index = index}); }
+  // While it is open the call does not end, though all requests may have: more may follow. Closing it may end the call.
+  void SetOpen(bool open);
   // The call has failed, and what the others say is of no use.
   void Fail(Status status);
 
@@ -72,17 +82,22 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   TokenUsage usage(int64_t prompt_tokens) const;
 
  private:
+  struct Submitted {
+    RequestId id{};
+    std::vector<SampleId> kept_samples;  // those of a kept request that are this call's; empty: all of a request that is not kept
+  };
+
   void Take(size_t request, const StreamEvent& event);
   void CancelSubmitted();
   void EndIfDone();
 
   Engine& engine_;
   mutable std::mutex mutex_;
-  std::vector<RequestId> ids_;  // by request, as counts_
+  std::vector<Submitted> submitted_;  // by request, as counts_
   std::vector<RequestCounts> counts_;
   size_t num_done_ = 0;
   Status failure_;
-  bool refused_ = false, cancelled_ = false, ended_ = false;
+  bool refused_ = false, cancelled_ = false, open_ = false, ended_ = false;
 };
 
 }  // namespace coppice::openai

@@ -78,6 +78,18 @@ class SmolLM2Test(unittest.TestCase):
         self.assertEqual(prompt_ids("--keep-newline", stdin=text + "\n"), prompt_ids("--prompt", text + "\n"))
         self.assertNotEqual(prompt_ids("--keep-newline", stdin=text + "\n"), ids)
 
+    def test_a_vote_that_stops(self):
+        options = ("--model", MODEL, "--device", DEVICE, "--deterministic", "--prompt", "Tom has 3 apples and gets 2 more. He has", "--regex", "( [0-9]| [a-z]+){4,12}[.]",
+                   "-n", 24, "--max-running", 6, "--max-tokens", 24, "--seed", 5, "--temperature", 0.4, "--vote", "apples?")
+        whole, stopped = run_json(*options), run_json(*options, "--vote-stop")
+        self.assertEqual(len(whole["samples"]), 24)
+        by_index = {sample["index"]: sample["token_ids"] for sample in whole["samples"]}
+        for sample in stopped["samples"]:
+            self.assertEqual(sample["token_ids"], by_index[sample["index"]])  # each is what it is without
+        self.assertEqual(stopped["votes"][0]["answer"], whole["votes"][0]["answer"])
+        self.assertLess(len(stopped["samples"]), 24)
+        self.assertLess(stopped["stats"]["generated_tokens"], whole["stats"]["generated_tokens"])
+
 
 if __name__ == "__main__":
     unittest.main()
