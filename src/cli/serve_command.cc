@@ -45,6 +45,7 @@ namespace {
 struct ServeOptions {
   EngineOptions engine;
   server::HttpServerOptions http;
+  server::SampleStoreOptions samples;
   std::string config, api_keys, prefix_folder, file_folder;
   std::vector<std::string> model_names, host_names, trusted_proxies, allowed_origins;
   int32_t max_prefixes = 64, max_files = 500, batch_active = 0;
@@ -153,6 +154,7 @@ Result<ExitCode> Serve(ServeOptions options) {
                               .max_tokens = int64_t{engine->Metrics().pages_total} * options.engine.page_size / 2,
                               .max_tokens_per_key = options.max_prefix_tokens,
                               .max_ttl_seconds = options.max_prefix_ttl};
+  service_options.samples = options.samples;
   // One key leaves half of them to others.
   server::PrefixStoreOptions& prefixes = service_options.prefixes;
   if (prefixes.max_tokens_per_key == 0 && service_options.access.keys) prefixes.max_tokens_per_key = prefixes.max_tokens / 2;
@@ -317,6 +319,12 @@ Command AddServeCommand(CLI::App& app) {
   command
       ->add_option("--max-prefix-ttl", options->max_prefix_ttl,
                    "Longest \"ttl_seconds\" of a prefix, and that of one which names none; 0: prefixes stay until they are deleted")
+      ->check(CLI::Range(0.0, 10.0 * 365 * 86'400))
+      ->capture_default_str();
+  command->add_option("--max-kept", options->samples.max_per_key, "Samples of one API key that \"keep\" keeps; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--max-keep", options->samples.max_seconds, "Longest \"keep\" of a sample, in seconds from its end")
       ->check(CLI::Range(0.0, 10.0 * 365 * 86'400))
       ->capture_default_str();
   command

@@ -98,21 +98,6 @@ void TakeVote(FieldReader& fields, std::optional<std::string>* vote, const Statu
   if (!compiled.ok()) fields.Fail("vote", InvalidArgument("vote: " + compiled.status().message()));
 }
 
-void TakeStream(FieldReader& fields, OpenAiRequest* parsed) {
-  fields.Take("stream", &parsed->stream);
-  const json* options = fields.Find("stream_options");
-  if (!options) return;
-  if (!options->is_object()) return fields.Expect("stream_options", *options, R"(an object such as {"include_usage": true})");
-  FieldReader parts = fields.Inner(*options, "stream_options");
-  bool include_usage = false, obfuscated = false;
-  parts.Take("include_usage", &include_usage);
-  parts.Take("include_obfuscation", &obfuscated);  // padding, of which there is none
-  const json* continuous = parts.Find("continuous_usage_stats");
-  if (continuous && *continuous != false) parts.Unknown("continuous_usage_stats", *continuous);
-  parsed->include_usage = include_usage && parsed->stream;  // an answer that comes whole has its usage anyway
-  if (const BodyError error = parts.Finish(); !error.status.ok()) fields.FailWithin("stream_options", error);
-}
-
 // What compares samples knows nothing before the last of them has ended.
 void RefuseComparing(FieldReader& fields, const OpenAiRequest& parsed) {
   constexpr std::string_view kExpected = "it absent: samples are compared when all have ended, and this answer streams";
@@ -269,6 +254,21 @@ const std::string& ToolTemplateOf(const Tokenizer::Info& info) {
 }
 
 }  // namespace
+
+void TakeStream(FieldReader& fields, OpenAiRequest* parsed) {
+  fields.Take("stream", &parsed->stream);
+  const json* options = fields.Find("stream_options");
+  if (!options) return;
+  if (!options->is_object()) return fields.Expect("stream_options", *options, R"(an object such as {"include_usage": true})");
+  FieldReader parts = fields.Inner(*options, "stream_options");
+  bool include_usage = false, obfuscated = false;
+  parts.Take("include_usage", &include_usage);
+  parts.Take("include_obfuscation", &obfuscated);  // padding, of which there is none
+  const json* continuous = parts.Find("continuous_usage_stats");
+  if (continuous && *continuous != false) parts.Unknown("continuous_usage_stats", *continuous);
+  parsed->include_usage = include_usage && parsed->stream;  // an answer that comes whole has its usage anyway
+  if (const BodyError error = parts.Finish(); !error.status.ok()) fields.FailWithin("stream_options", error);
+}
 
 Result<ordered_json> ToolsInOrder(std::string_view text, std::span<const std::string_view> path) {
   std::vector<std::string_view> whole(path.begin(), path.end());

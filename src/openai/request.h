@@ -30,6 +30,8 @@
 
 namespace coppice::openai {
 
+class FieldReader;
+
 enum class Endpoint : uint8_t { kCompletions, kChatCompletions, kResponses };
 constexpr std::string_view Url(Endpoint endpoint) {
   switch (endpoint) {
@@ -85,6 +87,7 @@ struct OpenAiRequest {
   bool rank = false;                       // choices by mean log-probability, highest first; so they are with best_of
   bool deduplicate = false;                // "dedup": of choices with equal text the most probable one
   std::optional<std::string> vote;         // a regex that finds the answer of a sample: a majority vote comes with the choices
+  bool vote_stop = false;                  // samples end once no answer can overtake; with vote
   bool return_token_ids = false;           // token_ids in each choice, and the prompt's
   bool tokens_as_ids = false;              // log-probabilities name a token token_id:N
   bool prompt_logprobs = false;            // of the prompt's tokens, apart from echo; request.prompt_top_logprobs: of others
@@ -95,6 +98,7 @@ struct OpenAiRequest {
   std::shared_ptr<const InfillForm> infill;
   std::shared_ptr<const TokensForm> token_route;
   std::shared_ptr<const SglangForm> sglang;
+  std::vector<std::string> sample_ids;  // by sample, to be told in choices: names of samples that are kept; empty: they are not
   std::vector<std::string> ignored_fields;  // unknown ones that the request has, by where they lie
 
   std::shared_ptr<const ResponsesForm> responses;  // of Endpoint::kResponses: what its answer repeats
@@ -110,6 +114,9 @@ struct OpenAiRequest {
   // Why the request ended with `status` once it was under way, and the field at fault, if one is.
   BodyError ErrorUnderWay(const Status& status) const;
 };
+
+// The fields stream and stream_options.
+void TakeStream(FieldReader& fields, OpenAiRequest* parsed);
 
 // Fields that servers agree on for turning text into tokens and back: `prompt` and `add_special_tokens`, and `tokens`.
 struct TokenizeRequest {

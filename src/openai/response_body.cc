@@ -227,6 +227,7 @@ void ResponseText::AddChoice(const Sample& sample, TextParts* parts) {
         [&ids = sample.token_ids](size_t i, std::string* out) { *out += std::to_string(ids[i]); }, parts);
     parts->Add("]");
   }
+  parts->Add(SampleIdField(request, sample.index));
   if (!chat()) AddPrompt(parts);
   parts->Add("}");
 }
@@ -322,6 +323,10 @@ size_t HeldBytes(const Answer& answer) {
 size_t HeldBytes(const Sample& sample, int32_t top_logprobs) {
   return sizeof(Sample) + sample.text.size() + sample.token_ids.size() * (sizeof(int32_t) + sizeof(float)) +
          sample.ranks.size() * sizeof(int32_t) + sample.top_logprobs.size() * BytesOfTop(top_logprobs);
+}
+
+std::string SampleIdField(const OpenAiRequest& request, int32_t sample) {
+  return request.sample_ids.empty() ? "" : fmt::format(R"(,"sample_id":"{}")", request.sample_ids[static_cast<size_t>(sample)]);
 }
 
 std::unique_ptr<TextSource> ResponseBody(std::vector<Answer> answers, ResponseFacts facts, const Tokenizer* tokenizer) {

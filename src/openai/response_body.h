@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "coppice/tokenizer/tokenizer.h"
@@ -33,6 +34,8 @@ size_t HeldBytes(const Sample& sample, int32_t top_logprobs);
 PromptToken TokenOf(const EchoedPrompt& prompt, std::span<const int32_t> ids, size_t i);
 // What the answer holds in memory.
 size_t HeldBytes(const Answer& answer);
+// The name of a kept sample as a field that follows others of its choice; "": it is not kept.
+std::string SampleIdField(const OpenAiRequest& request, int32_t sample);
 
 // Of one or more prompts of one endpoint; a prompt's choices are its samples by index, or the best of them where fewer are wanted.
 // What choices repeat of the prompt becomes text once. `tokenizer`, which outlives the body, may be null: choices then carry

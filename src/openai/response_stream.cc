@@ -10,6 +10,7 @@
 
 #include "core/json.h"
 #include "openai/logprobs.h"
+#include "openai/response_body.h"
 
 namespace coppice::openai {
 namespace {
@@ -120,7 +121,8 @@ ResponseStream::ResponseStream(const OpenAiRequest* request, const ResponseFacts
 void ResponseStream::Append(const StreamEvent& event, std::string* out) {
   Choice& choice = choices_[static_cast<size_t>(event.index)];
   if (chat_ && !std::exchange(choice.begun, true))
-    AppendChoice(event.index, R"("delta":{"role":"assistant","content":""},"logprobs":null)", "", out);
+    AppendChoice(event.index,
+                 R"("delta":{"role":"assistant","content":""},"logprobs":null)" + SampleIdField(*request_, event.index), "", out);
 
   const std::string delta = chat_ ? DeltaOf(event, &choice) : "";
   const bool has_tokens = !event.token_ids.empty() && (request_->logprobs || has_ids());
@@ -129,6 +131,7 @@ void ResponseStream::Append(const StreamEvent& event, std::string* out) {
     std::string inner = chat_ ? R"("delta":{)" + delta + "}" : R"("text":)" + DumpJson(event.text);
     inner += R"(,"logprobs":)" + (has_tokens && request_->logprobs ? LogprobsOf(event, &choice) : "null");
     if (has_ids()) inner += R"(,"token_ids":)" + DumpJson(event.token_ids);
+    inner += SampleIdField(*request_, event.index);
     const int32_t num_calls = choice.tools ? choice.tools->num_calls() : 0;
     AppendChoice(event.index, inner, event.finish_reason ? ReasonOf(*event.finish_reason, num_calls) : "", out);
   }

@@ -10,6 +10,7 @@
 #include "server/access.h"
 #include "server/http.h"
 #include "server/router.h"
+#include "server/sample_store.h"
 
 namespace coppice::server {
 
@@ -23,9 +24,10 @@ struct Call {
   openai::TokenUsage usage;
   // What it was admitted with; null: nothing yet. After `responder`: a client whose request got no answer finds the place free.
   std::shared_ptr<Admission> admission;
-  std::string reason;          // of an error: what the client is told
-  std::string logged_body;     // where the log is to have it
-  std::string ignored_fields;  // of the request, by their names
+  std::shared_ptr<SampleStore::Generated> samples;  // that it generates and keeps; null: none
+  std::string reason;                               // of an error: what the client is told
+  std::string logged_body;                          // where the log is to have it
+  std::string ignored_fields;                       // of the request, by their names
 };
 
 }  // namespace coppice::server

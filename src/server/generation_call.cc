@@ -1,7 +1,9 @@
 #include "server/generation_call.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "coppice/engine/ranking.h"
 #include "openai/answer_size.h"
 #include "server/errors.h"
 
@@ -18,15 +20,18 @@ GenerationCall::GenerationCall(Parts parts)
       responder_(std::move(parts.responder)),
       tokenizer_(parts.engine->tokenizer()),
       prompts_(parts.prompts.size()),
+      on_kept_(std::move(parts.on_kept)),
+      post_(std::move(parts.post)),
       on_end_(std::move(parts.on_end)) {
   for (size_t i = 0; i < prompts_.size(); ++i) {
     const openai::OpenAiRequest& request = parts.prompts[i];
-    const int64_t prompt_tokens = std::ssize(request.request.prompt_ids);
+    const int64_t prompt_tokens = parts.group ? parts.begun_tokens : std::ssize(request.request.prompt_ids);
     prompts_[i].samples = request.request.n;
     prompts_[i].repeated_tokens = RepeatedTokens(request, prompt_tokens);
     prompts_[i].answer.usage.prompt = prompt_tokens;
     prompts_[i].answer.request = std::move(parts.prompts[i]);
   }
+  if (prompts_.front().answer.request.vote_stop) vote_.emplace(std::max(1, prompts_.front().samples));
   if (!prompts_.front().answer.request.stream) return;
   int32_t first_choice = 0;
   for (const Prompt& prompt : prompts_) {
@@ -36,19 +41,33 @@ GenerationCall::GenerationCall(Parts parts)
 }
 
 void GenerationCall::Start(Parts parts) {
+  const std::shared_ptr<openai::KeptRequest> kept = parts.kept;
+  const std::shared_ptr<openai::KeptRequest::Group> group = parts.group;
   ActiveCalls* const active = parts.active;
   const std::shared_ptr<GenerationCall> call(new GenerationCall(std::move(parts)));
   if (active != nullptr) call->active_ = active->Add(call->facts_.id, call->weak_from_this());
-  call->Begin([&] { call->SubmitPrompts(); });
+  if (group) {
+    call->TakeOver(*kept, group.get(), [&] { call->BeginStreams(); });
+  } else {
+    call->Begin([&] { call->SubmitPrompts(); });
+  }
   call->responder_->WhenGone([weak = call->weak_from_this()] {
     if (const std::shared_ptr<RequestDriver> call = weak.lock()) call->Cancel();
   });
 }
 
 void GenerationCall::SubmitPrompts() {
-  for (Prompt& prompt : prompts_) {
-    if (!Submit(prompt.answer.request.TakeRequest())) return;
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    openai::OpenAiRequest& request = prompts_[i].answer.request;
+    const bool keeps = !request.sample_ids.empty();
+    std::shared_ptr<openai::KeptRequest> samples;
+    if (!Submit(request.TakeRequest(), keeps ? &samples : nullptr)) return;
+    if (keeps) on_kept_(i, samples);
   }
+  BeginStreams();
+}
+
+void GenerationCall::BeginStreams() {
   if (streams_.empty()) return;
   responder_->BeginStream();  // before what the first event brings
   std::string begin;
@@ -61,7 +80,33 @@ void GenerationCall::OnEvent(size_t index, const StreamEvent& event) {
     last_token_ = Clock::now();
     if (first_token_ == Clock::time_point()) first_token_ = last_token_;
   }
-  if (!cancelled()) Take(index, event);  // else what is generated until the engine ends it is counted, and nothing more
+  if (cancelled()) return;  // what is generated until the engine ends it is counted, and nothing more
+  Take(index, event);
+  if (vote_ && event.finish_reason && failure().ok()) ReadAnswer(prompts_[index].answer.output.samples[event.index]);
+}
+
+void GenerationCall::ReadAnswer(const openai::Sample& sample) {
+  if (!sample.finished()) return CountAnswer(std::optional<std::string>());
+  post_([weak = weak_from_this(), text = sample.text, pattern = *prompts_.front().answer.request.vote] {
+    const Result<std::optional<std::string>> answer = ExtractAnswer(text, pattern);
+    const std::shared_ptr<RequestDriver> self = weak.lock();
+    if (self == nullptr) return;
+    auto& call = static_cast<GenerationCall&>(*self);
+    const auto lock = call.Lock();
+    if (!call.ended() && !call.cancelled()) call.CountAnswer(answer);
+  });
+}
+
+void GenerationCall::CountAnswer(const Result<std::optional<std::string>>& answer) {
+  if (!vote_ || vote_->settled()) return;
+  if (!answer.ok()) return vote_.reset();  // the vote will be null, and all samples the answer
+  vote_->Add(*answer);
+  if (!vote_->settled()) return;
+  const std::vector<openai::Sample>& samples = prompts_.front().answer.output.samples;
+  for (int32_t i = 0; i < prompts_.front().samples; ++i) {
+    const bool has_ended = i < std::ssize(samples) && samples[i].finish_reason;
+    if (!has_ended) Prune(0, i);
+  }
 }
 
 void GenerationCall::Take(size_t index, const StreamEvent& event) {

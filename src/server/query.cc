@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <map>
 #include <utility>
 
 #include "core/quoted.h"
@@ -49,18 +48,29 @@ std::vector<std::pair<std::string, std::string>> ParseQuery(std::string_view que
   return values;
 }
 
+std::optional<QueryValues> ParseQuery(std::string_view query, std::span<const std::string_view> names, openai::BodyError* error) {
+  const auto fail = [&](const std::string& name, std::string message) {
+    *error = {InvalidArgument(std::move(message)), name};
+    return std::nullopt;
+  };
+  QueryValues values;
+  for (auto& [name, value] : ParseQuery(query)) {
+    if (std::ranges::find(names, name) == names.end())
+      return fail("query", fmt::format("{} is no parameter here, expected {}", Quoted(name), fmt::join(names, ", ")));
+    if (const auto [at, is_new] = values.emplace(name, std::move(value)); !is_new) return fail(name, name + " is given twice");
+  }
+  return values;
+}
+
 std::optional<ListQuery> ParseListQuery(std::string_view query, std::span<const std::string_view> names, int64_t default_limit,
                                         int64_t max_limit, openai::BodyError* error) {
   const auto fail = [&](const std::string& name, std::string message) {
     *error = {InvalidArgument(std::move(message)), name};
     return std::nullopt;
   };
-  std::map<std::string, std::string> values;
-  for (auto& [name, value] : ParseQuery(query)) {
-    if (std::ranges::find(names, name) == names.end())
-      return fail("query", fmt::format("{} is no parameter of this list, expected {}", Quoted(name), fmt::join(names, ", ")));
-    if (const auto [at, is_new] = values.emplace(name, std::move(value)); !is_new) return fail(name, name + " is given twice");
-  }
+  const std::optional<QueryValues> parsed = ParseQuery(query, names, error);
+  if (!parsed) return std::nullopt;
+  const QueryValues& values = *parsed;
   ListQuery list = {.limit = default_limit};
   if (const auto limit = values.find("limit"); limit != values.end()) {
     const std::string& text = limit->second;

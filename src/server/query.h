@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,6 +16,11 @@ namespace coppice::server {
 
 // Names and values in the order of the query, decoded; a name without "=" has an empty value.
 std::vector<std::pair<std::string, std::string>> ParseQuery(std::string_view query);
+using QueryValues = std::map<std::string, std::string>;
+
+// Values by names, which are of `names`; others are refused, and one that is given twice. On an error, `error->param` names the
+// parameter.
+std::optional<QueryValues> ParseQuery(std::string_view query, std::span<const std::string_view> names, openai::BodyError* error);
 
 // What lists are asked for.
 struct ListQuery {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "core/check.h"
-#include "core/dismantle_json.h"
 #include "core/exhaustion.h"
 #include "core/json.h"
 #include "core/quoted.h"
@@ -20,7 +19,6 @@
 #include "openai/answer_size.h"
 #include "openai/field_reader.h"
 #include "openai/infill_request.h"
-#include "openai/ordered_parts.h"
 #include "openai/sglang_request.h"
 #include "openai/tokens_request.h"
 #include "server/body_decoder.h"
@@ -28,11 +26,13 @@
 #include "server/errors.h"
 #include "server/generation_call.h"
 #include "server/host_name.h"
+#include "server/json_body.h"
 #include "server/kept_response.h"
 #include "server/openapi.h"
 #include "server/page.h"
 #include "server/peer.h"
 #include "server/request_log.h"
+#include "server/sample_routes.h"
 #include "server/tree_response.h"
 
 namespace coppice::server {
@@ -57,14 +57,8 @@ uint64_t RandomSeed() {
 
 }  // namespace
 
-// Of a hostile client, perhaps: as large as a body may be, many containers.
-struct Service::JsonBody {
-  DismantledJson<nlohmann::json> json;
-  openai::OrderedParts ordered = {};
-};
-
-std::optional<Service::JsonBody> Service::TakeBody(const std::shared_ptr<Call>& call, std::optional<openai::Endpoint> endpoint,
-                                                   std::string_view member) {
+std::optional<JsonBody> Service::TakeBody(const std::shared_ptr<Call>& call, std::optional<openai::Endpoint> endpoint,
+                                          std::string_view member) {
   const std::string text = std::exchange(call->request.body, {});
   Result<json> body = ParseJson(text);
   if (!body.ok()) {
@@ -140,6 +134,11 @@ std::vector<Route> Service::Routes() {
       {"POST", "/inference/v1/generate", by(&Service::GenerateTokens), BodyKind::kJson},
       {"POST", "/generate", by(&Service::SglangGenerate), BodyKind::kJson},
       {"POST", "/v1/score", by(&Service::Score), BodyKind::kJson},
+      {"GET", kSamplePath, by(&Service::GetSample)},
+      {"DELETE", kSamplePath, by(&Service::DeleteSample)},
+      {"POST", kForkPath, by(&Service::ForkSample), BodyKind::kJson},
+      {"POST", kExtendPath, by(&Service::ExtendSample), BodyKind::kJson},
+      {"POST", kPrunePath, by(&Service::PruneSample), BodyKind::kJson},
       {"GET", kFilesPath, by(&Service::FilesAndBatches)},
       {"POST", kFilesPath, by(&Service::FilesAndBatches), BodyKind::kForm},
       {"GET", kFilePath, by(&Service::FilesAndBatches)},
@@ -175,6 +174,7 @@ Service::Service(Engine* engine, ServiceOptions options)
       metrics_({.version = options_.version, .model = options_.model}),
       access_(options_.access, options_.max_context),
       prefixes_(engine, &access_, options_.prefixes),
+      samples_(std::make_shared<SampleStore>(engine, options_.samples)),
       grammars_(engine->tokenizer()
                     ? GrammarCompiler::Create(*engine->tokenizer(), engine->model_info().vocab_size, options_.grammar_process)
                     : InvalidArgument("the model has no tokenizer")),
@@ -408,12 +408,16 @@ void Service::TellIgnored(const std::shared_ptr<Call>& call, const std::vector<s
 
 void Service::Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call) {
   if (RefuseWhenDraining(call)) return;
-  const std::optional<JsonBody> body = TakeBody(call, endpoint);
+  std::optional<JsonBody> body = TakeBody(call, endpoint);
   if (!body) return;
   openai::BodyError error;
+  const SampleLives lives = TakeLives(endpoint, &*body->json, &error);
+  if (!error.status.ok()) return Answer(call, ErrorResponse(error.status, error.param));
   std::optional<std::vector<openai::OpenAiRequest>> prompts =
       parser_.ParseList(endpoint, *body->json, &error, PrefixesOf(call->key), body->ordered.tools_or_null(), body->ordered.schema);
   if (!prompts) return Answer(call, ErrorResponse(error.status, error.param));
+  if (lives.keep && !Keep(call, *lives.keep, *prompts)) return;
+  if (lives.vote_stop) prompts->front().vote_stop = true;  // with a vote there is one
   const auto seed = body->json->find("seed");
   Take(call, *std::move(prompts), seed != body->json->end() && !seed->is_null());
 }
@@ -524,24 +528,33 @@ void Service::AnswerUncompiled(const std::shared_ptr<Call>& call, const openai::
 }
 
 void Service::Start(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts) {
-  GenerationCall::Start({.engine = &engine_,
-                         .prompts = std::move(prompts),
-                         .facts = {.id = call->request.id,
-                                   .created = Now(),
-                                   .model = options_.model,
-                                   .version_label = [this](int64_t number) { return engine_.WeightLabel(number); }},
-                         .responder = call->responder,
-                         .active = &active_calls_,
-                         .on_end = [this, call, admission = call->admission](const GenerationCall::Outcome& outcome) {
-                           call->usage = outcome.usage;
-                           if (outcome.first_token_seconds >= 0) metrics_.CountFirstToken(outcome.first_token_seconds);
-                           if (outcome.token_seconds >= 0) metrics_.CountTimePerToken(outcome.token_seconds);
-                           metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, outcome.usage.completion);
-                           metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
-                           call->reason = outcome.reason;
-                           Log(*call, outcome.status);
-                           admission->End(outcome.computed_tokens);
-                         }});
+  GenerationCall::Parts parts = PartsOf(call);
+  if (call->samples) parts.on_kept = KeepPrompts(*call, prompts);
+  parts.prompts = std::move(prompts);
+  GenerationCall::Start(std::move(parts));
+}
+
+GenerationCall::Parts Service::PartsOf(const std::shared_ptr<Call>& call) {
+  return {.engine = &engine_,
+          .post = [this, share = call->key](std::function<void()> work) { vote_readers_.Post(share, 0, std::move(work)); },
+          .facts = {.id = call->request.id,
+                    .created = Now(),
+                    .model = options_.model,
+                    .version_label = [this](int64_t number) { return engine_.WeightLabel(number); }},
+          .responder = call->responder,
+          .active = &active_calls_,
+          .on_end =
+              [this, call, admission = call->admission](const GenerationCall::Outcome& outcome) {
+                call->usage = outcome.usage;
+                if (outcome.first_token_seconds >= 0) metrics_.CountFirstToken(outcome.first_token_seconds);
+                if (outcome.token_seconds >= 0) metrics_.CountTimePerToken(outcome.token_seconds);
+                metrics_.CountTokens(call->key, outcome.usage.prompt, outcome.usage.cached, outcome.usage.completion);
+                metrics_.CountBytesNotRead(call->key, outcome.usage.shared_reads.kv_bytes_not_read);
+                call->reason = outcome.reason;
+                Log(*call, outcome.status);
+                if (call->samples) call->samples->End(/*keep=*/outcome.status == 200);
+                admission->End(outcome.computed_tokens);
+              }};
 }
 
 openai::FindNamedPrefix Service::PrefixesOf(const std::string& key) {

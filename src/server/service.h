@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,16 +25,22 @@
 #include "server/batch_store.h"
 #include "server/call.h"
 #include "server/cross_origin.h"
+#include "server/fair_threads.h"
 #include "server/file_store.h"
+#include "server/generation_call.h"
 #include "server/http.h"
 #include "server/prefix_store.h"
 #include "server/request_log.h"
 #include "server/router.h"
+#include "server/sample_store.h"
 #include "server/server_info.h"
 #include "server/server_metrics.h"
 #include "server/trainer/trainer_routes.h"
 
 namespace coppice::server {
+
+struct JsonBody;
+
 
 struct BatchLimits {
   int64_t max_requests = 50'000;              // of a batch
@@ -51,6 +58,7 @@ struct ServiceOptions {
   int32_t max_waiting = 0;  // EngineOptions::max_waiting: a list of prompts or continuations that has more samples is refused
   AccessOptions access;
   PrefixStoreOptions prefixes;
+  SampleStoreOptions samples;
   FileStoreOptions files;
   BatchLimits batches;
   AnswerLimits answers;
@@ -101,7 +109,6 @@ class Service {
   std::optional<TrainerFacts> FactsForTrainer(const Call& call) const;
 
   // Parses the body and frees its text: the call may last for long. Nothing, with the answer given, where it cannot be read.
-  struct JsonBody;
   // `endpoint`: whose OrderedParts it may have, in the body's object `member`; empty: in the body itself.
   std::optional<JsonBody> TakeBody(const std::shared_ptr<Call>& call, std::optional<openai::Endpoint> endpoint = {},
                                    std::string_view member = {});
@@ -129,6 +136,12 @@ class Service {
   void GetPrefix(const std::shared_ptr<Call>& call);
   void DeletePrefix(const std::shared_ptr<Call>& call);
   void ListPrefixes(const std::shared_ptr<Call>& call);
+  // sample_routes.cc:
+  void GetSample(const std::shared_ptr<Call>& call);
+  void DeleteSample(const std::shared_ptr<Call>& call);
+  void ForkSample(const std::shared_ptr<Call>& call);
+  void ExtendSample(const std::shared_ptr<Call>& call);
+  void PruneSample(const std::shared_ptr<Call>& call);
   void FilesAndBatches(const std::shared_ptr<Call>& call);
   void Tokenize(const std::shared_ptr<Call>& call);
   void TokenizerInfo(const std::shared_ptr<Call>& call);
@@ -146,6 +159,24 @@ class Service {
   void Compile(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts);
   void AnswerUncompiled(const std::shared_ptr<Call>& call, const openai::BodyError& error);
   void Start(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts);
+  // A generation's, but for what it tells: its engine, its client and its end, which is counted and logged.
+  GenerationCall::Parts PartsOf(const std::shared_ptr<Call>& call);
+  // sample_routes.cc. Names for the samples of prompts that are to be kept for so long; false, with the answer given: there are
+  // none.
+  bool Keep(const std::shared_ptr<Call>& call, double seconds, std::span<openai::OpenAiRequest> prompts);
+  // Makes `call.samples` those of `prompts` as they are submitted.
+  static decltype(GenerationCall::Parts::on_kept) KeepPrompts(const Call& call, std::span<const openai::OpenAiRequest> prompts);
+  // The sample that the call's path names. nullopt, with the answer given: there is none for this key and salt.
+  std::optional<SampleStore::Sample> FindSample(const std::shared_ptr<Call>& call, const std::string& salt);
+  // Likewise, with the salt in the query.
+  std::optional<SampleStore::Sample> FindSample(const std::shared_ptr<Call>& call);
+  void AnswerVerbError(const std::shared_ptr<Call>& call, const Status& status);
+  struct SampleVerb;
+  std::optional<SampleVerb> TakeVerb(const std::shared_ptr<Call>& call, openai::FieldReader& fields);
+  // Whether the answer may be that large, and the key has tokens and places for it; else the answer was given. `keep_tokens`: of a
+  // fork. Adds to `verb->tokens` those of the sample.
+  bool AdmitVerb(const std::shared_ptr<Call>& call, std::optional<int32_t> keep_tokens, SampleVerb* verb);
+  void StartVerb(const std::shared_ptr<Call>& call, SampleVerb verb, const std::shared_ptr<openai::KeptRequest::Group>& group);
   void AnswerScore(const std::shared_ptr<Call>& call, std::shared_ptr<const openai::ScoreRequest> request,
                    openai::ScoreCall::Outcome outcome);
   openai::FindNamedPrefix PrefixesOf(const std::string& key);
@@ -172,12 +203,14 @@ class Service {
   mutable ServerMetrics metrics_;
   Access access_;
   PrefixStore prefixes_;
+  const std::shared_ptr<SampleStore> samples_;
   std::atomic<const char*> draining_{nullptr};
   const Result<std::unique_ptr<GrammarCompiler>> grammars_;
   const std::unique_ptr<CompileQueue> compile_queue_;  // null: outputs have no form
   FileStore files_;
   BatchStore batches_;  // after all that its threads use
   BatchRoutes batch_routes_;
+  FairThreads vote_readers_{1};  // for regular expressions of clients; the last member: it ends first
 };
 
 }  // namespace coppice::server
