@@ -141,8 +141,8 @@ class LLM:
         max_tokens: of each child, behind those that it begins with. None: those that the sample may still have; of a sample that has
         ended, as many as its request said.
 
-        KeyError: the sample is not there any more: it was pruned or released, or its generation was cancelled. RuntimeError: it ended
-        with an error. A request's `timeout` holds for children too.
+        KeyError: the sample is not there any more: it was pruned or released, or its generation was cancelled. A request's `timeout`
+        runs on for children, which end with finish_reason "error" when it is over.
         """
         return _whole(self._fork(sample, True, n, keep_tokens, seed, params, max_tokens))
 

@@ -465,6 +465,13 @@ class Trees(unittest.TestCase):
         before = repeat(50)
         self.assertLess(repeat(500) - before, 1024)  # KiB; 3,000 and more where they stay
 
+    def test_the_time_of_a_request_runs_on_for_children(self):
+        [late] = self.llm.generate(IDS, SamplingParams(max_tokens=2000, ignore_eos=True, timeout=0.01), keep=True)
+        self.assertEqual(late.finish_reason, "error")
+        [child] = self.llm.fork(late, max_tokens=3)
+        self.assertEqual((child.finish_reason, child.token_ids), ("error", []))
+        self.assertIn("DEADLINE_EXCEEDED", child.error)
+
     def test_many_threads_grow_one_tree(self):
         [root] = self.llm.generate(IDS, self.greedy, keep=True)
         expected = {n: self.fresh(IDS + root.token_ids, n=n, seed=n) for n in range(1, 5)}
