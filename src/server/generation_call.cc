@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "coppice/engine/ranking.h"
+#include "core/exhaustion.h"
 #include "openai/answer_size.h"
 #include "server/errors.h"
 
@@ -88,12 +89,16 @@ void GenerationCall::OnEvent(size_t index, const StreamEvent& event) {
 void GenerationCall::ReadAnswer(const openai::Sample& sample) {
   if (!sample.finished()) return CountAnswer(std::optional<std::string>());
   post_([weak = weak_from_this(), text = sample.text, pattern = *prompts_.front().answer.request.vote] {
-    const Result<std::optional<std::string>> answer = ExtractAnswer(text, pattern);
-    const std::shared_ptr<RequestDriver> self = weak.lock();
-    if (self == nullptr) return;
-    auto& call = static_cast<GenerationCall&>(*self);
-    const auto lock = call.Lock();
-    if (!call.ended() && !call.cancelled()) call.CountAnswer(answer);
+    // Where there is no memory, the vote is not settled, and all samples are the answer.
+    (void)CatchExhaustion("counting a vote", [&] {
+      const Result<std::optional<std::string>> answer = ExtractAnswer(text, pattern);
+      const std::shared_ptr<RequestDriver> self = weak.lock();
+      if (self == nullptr) return OkStatus();
+      auto& call = static_cast<GenerationCall&>(*self);
+      const auto lock = call.Lock();
+      if (!call.ended() && !call.cancelled()) call.CountAnswer(answer);
+      return OkStatus();
+    });
   });
 }
 
