@@ -98,7 +98,7 @@ struct OpenAiRequest {
   std::shared_ptr<const InfillForm> infill;
   std::shared_ptr<const TokensForm> token_route;
   std::shared_ptr<const SglangForm> sglang;
-  std::vector<std::string> sample_ids;  // by sample, to be told in choices: names of samples that are kept; empty: they are not
+  std::vector<std::string> sample_ids;      // by sample, to be told in choices: names of samples that are kept; empty: they are not
   std::vector<std::string> ignored_fields;  // unknown ones that the request has, by where they lie
 
   std::shared_ptr<const ResponsesForm> responses;  // of Endpoint::kResponses: what its answer repeats

@@ -41,7 +41,6 @@ namespace coppice::server {
 
 struct JsonBody;
 
-
 struct BatchLimits {
   int64_t max_requests = 50'000;              // of a batch
   size_t max_line_bytes = size_t{10} << 20;   // of its input
