@@ -182,6 +182,7 @@ void GenerationCall::SendWhole() {
                                    .prompt_bytes = std::ssize(echo.text),
                                    .output_tokens = answer.usage.completion});
     voted |= request.vote.has_value();
+    if (request.vote_stop) std::erase_if(answer.output.samples, [](const openai::Sample& sample) { return !sample.finished(); });
     answers.push_back(std::move(answer));
   }
   std::unique_ptr<TextSource> body = ResponseBody(std::move(answers), facts_, tokenizer_);

@@ -56,9 +56,10 @@ class RunLimitsTest(unittest.TestCase):
         for options in (["--dtype", "f32"], ["--weights", "f32"]):  # auto is the CPU
             self.assertEqual(run_json(*GOOD[1:], *options)["stats"]["samples"], 1)
 
-    def test_lists_of_devices_are_ranks_on_cpus(self):
-        for devices in ("cuda,cuda", "cpu,cuda:1", "auto,cpu"):
-            self.refused(["--device", devices], f'--device is "{devices}", expected one device, or cpu several times (cpu,cpu)')
+    def test_lists_of_devices_are_ranks(self):
+        for devices, why in (("cuda,cuda", "which names cuda:0 twice"), ("cpu,cuda:1", "whose ranks are not of one kind"), ("auto,cpu", "whose ranks are not of one kind")):
+            self.refused(["--device", devices], f'--device is "{devices}", {why}: expected one device, several GPUs (cuda:0,cuda:1) or cpu several times (cpu,cpu)')
+        self.refused(["--device", "cpu", "--tp", "2"], "--tp")
         self.refused(["--device", "cpu,"], "--device")
         one, two = (run_json(*GOOD[1:], "--dtype", "f32", "--temperature", 0, "--device", devices) for devices in ("cpu", "cpu,cpu"))
         self.assertEqual([sample["text"] for sample in two["samples"]], [sample["text"] for sample in one["samples"]])

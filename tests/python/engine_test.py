@@ -266,7 +266,7 @@ class Mistakes(unittest.TestCase):
 
     def test_params(self):
         for params, words in (({"n": 0}, ["n ", "0"]), ({"temperature": -1.0}, ["temperature", "-1"]), ({"top_p": 1.5}, ["top_p", "1.5"]),
-                              ({"temperature": math.nan}, ["temperature", "nan"]), ({"top_logprobs": 21}, ["logprobs", "21"]),
+                              ({"temperature": math.nan}, ["temperature", "nan"]), ({"top_logprobs": 129}, ["logprobs", "129"]),
                               ({"stop_token_ids": [-1]}, ["stop_token_ids", "-1"]), ({"max_tokens": "many"}, ["max_tokens", "many"])):
             with self.subTest(params=params):
                 self.refused(ValueError, words, lambda params=params: self.llm.generate(IDS, SamplingParams(**params)))

@@ -111,9 +111,9 @@ class OutputFormsTest(unittest.TestCase):
             self.assertEqual(status, 200, answer)
             self.assertIn(answer["choices"][0]["text"], choices)
         schema = {"type": "object", "properties": {"b": {"enum": [1]}, "a": {"enum": [2]}}, "required": ["a", "b"]}
-        for path, body in (("/v1/completions", {"prompt": "a", "max_tokens": 60, "structured_outputs": {"json": schema}}),
-                           ("/inference/v1/generate", {"token_ids": [65], "output_mode": "text", "sampling_params": {"max_tokens": 60, "structured_outputs": {"json": schema}}}),
-                           ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 60, "json_schema": json.dumps(schema)}})):
+        for path, body in (("/v1/completions", {"prompt": "a", "max_tokens": 400, "structured_outputs": {"json": schema}}),
+                           ("/inference/v1/generate", {"token_ids": [65], "output_mode": "text", "sampling_params": {"max_tokens": 400, "structured_outputs": {"json": schema}}}),
+                           ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 400, "json_schema": json.dumps(schema)}})):
             status, _, text = self.server.ask("POST", path, body)
             self.assertEqual(status, 200, text)
             answer = json.loads(text)

@@ -115,7 +115,7 @@ class SamplesTest(unittest.TestCase):
         self.assertEqual([choice["token_ids"] for choice in forked["choices"]], self.fresh(shown["token_ids"][:9], max_tokens=5) * 2)
         self.verb(first["sample_id"], "prune")
         *_, last = frames_of(response.read().decode())
-        self.assertEqual(last["choices"][0]["finish_reason"], "cancelled")
+        self.assertEqual(last["choices"][0]["finish_reason"], "abort")
         self.ask("GET", "/v1/samples/" + first["sample_id"], status=404)
         self.assertTrue(self.ask("GET", "/v1/samples/" + forked["choices"][0]["sample_id"])["finished"])
 
