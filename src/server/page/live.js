@@ -51,10 +51,11 @@ function drawBytes(state, before) {
     $("bytes-summary").textContent = "What the server reads is shown to API keys of role admin.";
     return;
   }
-  const delta = before ? state.kv_bytes_read_unshared - before.kv_bytes_read_unshared : 0;
+  const since = before && ofServer(before) ? before : { kv_bytes_read: 0, kv_bytes_read_unshared: 0, steps: 0 }; // the server's start
+  const delta = state.kv_bytes_read_unshared - since.kv_bytes_read_unshared;
   if (delta > 0) {
-    const read = state.kv_bytes_read - before.kv_bytes_read;
-    const steps = Math.max(1, state.steps - before.steps);
+    const read = state.kv_bytes_read - since.kv_bytes_read;
+    const steps = Math.max(1, state.steps - since.steps);
     $("read-bar").value = read / Math.max(read, delta);
     $("unshared-bar").value = delta / Math.max(read, delta);
     $("read-bytes").textContent = `${bytes(read / steps)} a step`;
