@@ -38,7 +38,8 @@ void CacheStep::Launched() {
   for (const auto& [id, kv_len] : cache.prefills_) {
     KvCache::Place& place = cache.places_[id];
     cache.tree_.MarkLaunched(place.lock.node(), kv_len);
-    if (place.joins_at == 0 || kv_len < place.joins_at) continue;
+    // What a branch computes with other weights than those that it found is not what others read there: it stays apart.
+    if (place.joins_at == 0 || kv_len < place.joins_at || !cache.IsCurrent(id)) continue;
     place.joins_at = 0;
     cache.forest_.Unlink(id);
     cache.forest_.Link(id, place.lock.node(), kv_len);

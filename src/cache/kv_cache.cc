@@ -149,14 +149,15 @@ BranchId KvCache::Fork(BranchId parent_id) {
   const BranchId id = TakeBranch();
   Branch& branch = branches_[id];
   const NodeId node = places_[parent_id].lock.node();
-  places_[id] = {.lock = NodeLock(&tree_, node), .salt = places_[parent_id].salt};
+  const int32_t joins_at = places_[parent_id].joins_at;  // above 0: the parent stays apart (CacheStep::Launched)
+  places_[id] = {.lock = NodeLock(&tree_, node), .salt = places_[parent_id].salt, .joins_at = joins_at};
   branch.own_pages.Append(std::move(copies));
   branch.computed = parent.computed;
   branch.cached = parent.kv_len;
   branch.capacity = parent.capacity;
   SetExtent(&branch, parent.own_begin, parent.kv_len);
   FillRow(id);
-  forest_.Link(id, node, parent.kv_len);
+  forest_.Link(id, joins_at > 0 ? kRootNode : node, parent.kv_len);
   return id;
 }
 
@@ -180,12 +181,13 @@ BranchId KvCache::ForkAt(BranchId parent_id, int32_t kv_len) {
   }
   const BranchId id = TakeBranch();
   Branch& branch = branches_[id];
-  places_[id] = {.lock = NodeLock(&tree_, node), .salt = places_[parent_id].salt};
+  const int32_t joins_at = places_[parent_id].joins_at;
+  places_[id] = {.lock = NodeLock(&tree_, node), .salt = places_[parent_id].salt, .joins_at = joins_at};
   branch.own_pages.Append(std::move(pages));
   branch.computed = branch.cached = branch.capacity = kv_len;
   SetExtent(&branch, own_begin, kv_len);
   FillRow(id);
-  forest_.Link(id, node, kv_len);
+  forest_.Link(id, joins_at > 0 ? kRootNode : node, kv_len);
   return id;
 }
 

@@ -342,6 +342,40 @@ TEST(WeightUpdate, HalfAnUpdateEndsAllUntilAWholeOne) {
   EXPECT_EQ(harness.told(after).versions.at(0).front(), 2);
 }
 
+// Samples that a sleep keeps are computed again, several of one prompt in the same step: those that compute a page of their own of
+// what they have in common stay apart if the weights change meanwhile.
+TEST(WeightUpdate, KeepWhileSamplesAreComputedAgain) {
+  EngineConfig config = kConfig;
+  config.model.num_pages = 96;
+  config.max_running = 8;
+  config.max_batch_tokens = 32;
+  for (uint32_t round = 0; round < 100; ++round) {
+    std::mt19937 random(round);
+    UpdateHarness harness(config);
+    std::vector<Request> requests;
+    for (int event = 0; event < 60; ++event) {
+      if (random() % 2 == 0) {
+        std::vector<int32_t> prompt(1 + random() % 20);
+        const uint32_t stride = 1 + random() % 2;
+        for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * stride % 64);
+        requests.push_back(Greedy(prompt, static_cast<int32_t>(1 + random() % 24), /*n=*/1 + static_cast<int32_t>(random() % 2)));
+        harness.Submit(requests.back());
+      }
+      if (random() % 3 == 0) harness.harness().Step(1 + static_cast<int>(random() % 6));
+      if (random() % 8 == 0) (void)harness.Update(PauseMode::kKeep);
+      if (random() % 8 == 0) (void)harness.Sleep(SleepLevel::kKeepWeights, PauseMode::kKeep);
+      if (random() % 3 == 0) {
+        ASSERT_TRUE(harness.Wake({}).ok());
+      }
+      if (HasFatalFailure()) return;
+    }
+    ASSERT_TRUE(harness.Wake({}).ok());
+    harness.harness().RunToEnd();
+    for (size_t slot = 0; slot < requests.size(); ++slot)
+      EXPECT_EQ(harness.CheckTokens(slot, requests[slot]), requests[slot].n) << "round " << round;
+  }
+}
+
 // A model of two weights, updated a part at a time.
 class PartsTest : public ::testing::Test {
  protected:
