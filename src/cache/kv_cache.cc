@@ -149,7 +149,7 @@ BranchId KvCache::Fork(BranchId parent_id) {
   const BranchId id = TakeBranch();
   Branch& branch = branches_[id];
   const NodeId node = places_[parent_id].lock.node();
-  const int32_t joins_at = places_[parent_id].joins_at;  // above 0: the parent stays apart (CacheStep::Launched)
+  const int32_t joins_at = IsCurrent(parent_id) ? 0 : places_[parent_id].joins_at;  // above 0: it stays apart (CacheStep::Launched)
   places_[id] = {.lock = NodeLock(&tree_, node), .salt = places_[parent_id].salt, .joins_at = joins_at};
   branch.own_pages.Append(std::move(copies));
   branch.computed = parent.computed;
@@ -181,7 +181,7 @@ BranchId KvCache::ForkAt(BranchId parent_id, int32_t kv_len) {
   }
   const BranchId id = TakeBranch();
   Branch& branch = branches_[id];
-  const int32_t joins_at = places_[parent_id].joins_at;
+  const int32_t joins_at = IsCurrent(parent_id) ? 0 : places_[parent_id].joins_at;
   places_[id] = {.lock = NodeLock(&tree_, node), .salt = places_[parent_id].salt, .joins_at = joins_at};
   branch.own_pages.Append(std::move(pages));
   branch.computed = branch.cached = branch.capacity = kv_len;

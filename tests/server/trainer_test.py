@@ -160,7 +160,7 @@ class TrainerTest(unittest.TestCase):
 
     def test_a_trainer_that_dies_leaves_a_server_that_refuses(self):
         names = sorted(self.header)
-        with Server("--trainer", "--trainer-timeout", 0.5, "--dtype", "f32") as server, Segment(self.other) as segment:
+        with Server("--trainer", "--trainer-timeout", 3, "--dtype", "f32") as server, Segment(self.other) as segment:
             trainer = f"""
 import json, os, signal, urllib.request
 def post(path, body):
@@ -191,7 +191,7 @@ os.kill(os.getpid(), signal.SIGKILL)
             self.assertEqual(tokens(server), self.other_tokens)
 
     def test_the_models_file_mends_half_an_update(self):
-        with Server("--trainer", "--trainer-timeout", 0.2, "--dtype", "f32") as server:
+        with Server("--trainer", "--trainer-timeout", 2, "--dtype", "f32") as server:
             self.post(server, "/start_weight_update")
             self.update(server, self.other, sorted(self.header)[:4])
             self.assertEqual(complete(server)[0], 503)
