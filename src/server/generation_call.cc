@@ -190,6 +190,7 @@ void GenerationCall::SendWhole() {
 }
 
 void GenerationCall::End(int status, std::string reason) {
+  active_ = ActiveCalls::Entry();  // the call ends, its object perhaps later
   Outcome outcome = {.status = status, .reason = std::move(reason), .usage = Usage()};
   int64_t samples = 0;
   for (const Prompt& prompt : prompts_) samples += prompt.samples;
