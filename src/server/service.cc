@@ -165,7 +165,9 @@ Service::Service(Engine* engine, ServiceOptions options)
       facts_({.model = options_.model,
               .version = options_.version,
               .max_context = options_.max_context,
-              .world_size = options_.world_size}),
+              .world_size = options_.world_size,
+              .logprobs_mode =
+                  options_.rules.sampling.logprobs_mode == LogprobsMode::kProcessed ? "processed_logprobs" : "raw_logprobs"}),
       trainer_(MakeTrainer()),
       router_(Routes()),
       parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size,
