@@ -363,6 +363,8 @@ asio::awaitable<void> HttpSession::UntilGone() {
   while (true) {
     auto [error] = co_await stream_.socket().async_wait(tcp::socket::wait_read, kAwait);
     if (error) break;  // the answer is complete, or the session ends
+    // So it may be when what was waited for had come just before: nothing would cancel the next wait.
+    if ((co_await asio::this_coro::cancellation_state).cancelled() != asio::cancellation_type::none) break;
     char byte;
     const ssize_t size = recv(stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (size == 0 || (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) co_return;
