@@ -50,7 +50,7 @@ class LargeAnswersTest(unittest.TestCase):
 
 class SlowReadersTest(unittest.TestCase):
     def test_what_nobody_reads_has_a_bound(self):
-        with Server("--null", "--max-unwritten", "4MiB") as server:
+        with Server("--null", "--max-unwritten", "4MiB", "--max-waiting", 8192) as server:  # so that all requests are taken in
             server.complete(**LONG)
             before = resident(server)
             slow = []
