@@ -199,11 +199,11 @@ class PageTest(unittest.TestCase):
         self.assertEqual(page.text("#conversation .text")[3], best)
 
         page.find("#clear")[0].click()
-        self.assertEqual(page.find("#conversation li"), [])
+        self.assertEqual(page.find("#conversation > li"), [])
         page.ask("Good morning.", n=1, max_tokens=2)
         self.assertEqual(page.text("#history option"), ["Good morning.", "Name a tree."])
         page.find("#history option")[1].click()
-        self.assertEqual(len(page.find("#conversation li")), 6)
+        self.assertEqual(len(page.find("#conversation > li")), 6)
         page.find("#forget")[0].click()
         page.reload()
         self.assertEqual(page.text("#history option")[1:], ["Good morning."])
