@@ -162,7 +162,7 @@ void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
     if (item.reason) text.Finish(&event_.text);
   }
   event_.begun = listener.begun();
-  event_.cached_tokens = std::max(0, listener.cached_tokens);
+  event_.cached_tokens = std::max(0, listener.cached_tokens.load());
   event_.finish_reason = item.reason;
   event_.stop = item.stop >= 0 ? std::optional(item.stop) : std::nullopt;
   event_.request_done = item.request_done;

@@ -22,7 +22,9 @@ namespace coppice {
 // What the events of a request need, apart from the request: it may be gone when its last ones are sent.
 struct Listener {
   RequestId request{};
-  int32_t cached_tokens = -1;  // of the prompt, found in the cache at admission, which comes before its events; -1: not admitted
+  // Of the prompt, found in the cache at admission, which comes before its events but the ends of samples that are not wanted any
+  // more; -1: not admitted.
+  std::atomic<int32_t> cached_tokens{-1};
   bool has_stops = false;
   std::vector<int32_t> visible_tokens;               // of the request
   std::function<void(const StreamEvent&)> on_event;  // may be empty

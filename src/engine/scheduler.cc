@@ -231,8 +231,8 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   sequence->launched = sequence->computed = admission.computed;
   steps_->SetSlot(*sequence, sequence->branch);
   sequence->told = static_cast<int32_t>(sequence->generated.size());
-  if (int32_t& cached = request.listener->cached_tokens; cached < 0) {
-    cached = admission.computed;
+  if (!request.listener->begun()) {
+    request.listener->cached_tokens = admission.computed;
     begun_.push_back(request.id);
   }
   running_.push_back(sequence);

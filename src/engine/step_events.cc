@@ -48,7 +48,7 @@ void StepEvents::AddPrompt(const RequestState& request) {
     AddScores(request.scores, &event);
   }
   event.begun = request.has_begun();
-  event.cached_tokens = std::max(0, request.listener->cached_tokens);
+  event.cached_tokens = std::max(0, request.listener->cached_tokens.load());
   if (params.echo) {
     event.token_ids = params.prompt_ids;
     if (tokenizer_) event.text = PromptText(*tokenizer_, params.prompt_ids);
