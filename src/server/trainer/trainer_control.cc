@@ -24,20 +24,16 @@ void TrainerControl::Post(std::function<void()> work) {
   posted_.notify_one();
 }
 
-std::string TrainerControl::label() const { return LabelOf(engine_.weight_version().number); }
-
-std::string TrainerControl::LabelOf(int64_t version) const {
+std::string TrainerControl::label() const {
+  const int64_t version = engine_.weight_version().number;
   const std::lock_guard lock(mutex_);
-  const auto found = labels_.find(version);
-  return found == labels_.end() || found->second.empty() ? std::to_string(version) : found->second;
+  return named_.number == version && !named_.label.empty() ? named_.label : std::to_string(version);
 }
 
 void TrainerControl::SetLabel(std::string label) {
-  constexpr size_t kMostLabels = 256;
   const int64_t version = engine_.weight_version().number;
   const std::lock_guard lock(mutex_);
-  labels_[version] = std::move(label);
-  if (labels_.size() > kMostLabels) labels_.erase(labels_.begin());
+  named_ = {.number = version, .label = std::move(label)};
 }
 
 void TrainerControl::Drain(const Status& why) {
@@ -80,6 +76,15 @@ void TrainerControl::Run(const std::stop_token& stop) {
   }
 }
 
+PauseMode TrainerControl::ModeNow(PauseMode mode) const {
+  return engine_.Load().state == EngineState::kPaused && mode == PauseMode::kWait ? PauseMode::kKeep : mode;
+}
+
+Status TrainerControl::CheckNoneOpen() const {
+  if (!update_) return OkStatus();
+  return FailedPrecondition("an update of weights is open: end it with /finish_weight_update");
+}
+
 Status TrainerControl::Pause(PauseMode mode) {
   EndCall();
   if (update_) {  // it is paused already, and stays so
@@ -90,14 +95,12 @@ Status TrainerControl::Pause(PauseMode mode) {
     resumes_ = false;
     return OkStatus();
   }
-  // An engine that is paused keeps what runs; what is to end, ends.
-  if (engine_.Load().state == EngineState::kPaused && mode == PauseMode::kWait) mode = PauseMode::kKeep;
-  return engine_.Pause({.mode = mode});
+  return engine_.Pause({.mode = ModeNow(mode)});
 }
 
 Status TrainerControl::Resume() {
   EndCall();
-  if (update_) return FailedPrecondition("an update of weights is open: end it with /finish_weight_update");
+  COPPICE_RETURN_IF_ERROR(CheckNoneOpen());
   if (update_state_ == UpdateState::kGivenUp)
     return FailedPrecondition("an update of weights ended half-way: bring all of them, or the model's file (/wake_up)");
   return engine_.Resume();
@@ -105,15 +108,14 @@ Status TrainerControl::Resume() {
 
 Status TrainerControl::Sleep(SleepLevel level, PauseMode mode) {
   EndCall();
-  if (update_) return FailedPrecondition("an update of weights is open: end it with /finish_weight_update");
-  if (engine_.Load().state == EngineState::kPaused && mode == PauseMode::kWait) mode = PauseMode::kKeep;
+  COPPICE_RETURN_IF_ERROR(CheckNoneOpen());
   const bool refuses = update_state_ == UpdateState::kGivenUp;
-  return engine_.Sleep({.level = level, .pause = {.mode = mode, .refuse_new = refuses}});
+  return engine_.Sleep({.level = level, .pause = {.mode = ModeNow(mode), .refuse_new = refuses}});
 }
 
 Status TrainerControl::Wake(bool weights_follow) {
   EndCall();
-  if (update_) return FailedPrecondition("an update of weights is open: end it with /finish_weight_update");
+  COPPICE_RETURN_IF_ERROR(CheckNoneOpen());
   const bool was_given_up = update_state_ == UpdateState::kGivenUp;
   const bool reload = !weights_follow && (was_given_up || is_of_file_);
   COPPICE_RETURN_IF_ERROR(engine_.Wake({.reload = reload, .resume = false}));
@@ -134,8 +136,7 @@ Status TrainerControl::Reload(PauseMode mode) {
   const bool resumes = engine_.Load().state == EngineState::kRunning || (update_ && update_->resumes) ||
                        (update_state_ == UpdateState::kGivenUp && resumes_);
   if (engine_.Load().state != EngineState::kAsleep) {
-    if (engine_.Load().state == EngineState::kPaused && mode == PauseMode::kWait) mode = PauseMode::kKeep;
-    COPPICE_RETURN_IF_ERROR(engine_.Sleep({.level = SleepLevel::kDropWeights, .pause = {.mode = mode}}));
+    COPPICE_RETURN_IF_ERROR(engine_.Sleep({.level = SleepLevel::kDropWeights, .pause = {.mode = ModeNow(mode)}}));
   }
   COPPICE_RETURN_IF_ERROR(engine_.Wake({.reload = true, .resume = false}));
   NoteFile();

@@ -57,8 +57,6 @@ class TrainerControl {
   UpdateState update_state() const { return update_state_; }
   // The trainer's name of the weights; without one, the number of their version.
   std::string label() const;
-  // That of an older version: one of the last 256.
-  std::string LabelOf(int64_t version) const;
   void SetLabel(std::string label);
   // The server ends: generations that a paused engine keeps are failed with `why`.
   void Drain(const Status& why);
@@ -102,6 +100,9 @@ class TrainerControl {
   };
 
   void Run(const std::stop_token& stop);
+  // An engine that is paused keeps what runs, where that was to be waited for; what is to end, ends.
+  PauseMode ModeNow(PauseMode mode) const;
+  Status CheckNoneOpen() const;
   void EndCall();  // of an open update
   void GiveUp(std::string_view why);
   // After weights have come: whether any are missing still.
@@ -128,7 +129,7 @@ class TrainerControl {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable_any posted_;
   std::deque<std::function<void()>> work_;
-  std::map<int64_t, std::string> labels_;  // by version
+  WeightVersion named_;  // the version that was named last
   bool ended_ = false;
 
   std::jthread thread_;  // last
