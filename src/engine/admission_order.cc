@@ -38,12 +38,15 @@ bool AreEqual(const Request& a, const Request& b) {
   return a.share_of == b.share_of && OwnersOf(a) == OwnersOf(b) && Compare(a.prompt_ids, b.prompt_ids) == 0;
 }
 
-// Tokens that the two prompts can share.
+// Tokens that two sequences can share, of those that are given.
+int32_t SharedTokens(std::span<const int32_t> tokens, const CacheSalt& salt, std::span<const int32_t> others,
+                     const CacheSalt& other_salt) {
+  const auto differs = std::mismatch(tokens.begin(), tokens.end(), others.begin(), others.end()).first;
+  return std::min(static_cast<int32_t>(differs - tokens.begin()), SharedLimit(salt, other_salt));
+}
+// Of their prompts.
 int32_t SharedTokens(const Sequence& a, const Sequence& b) {
-  const std::vector<int32_t>& tokens = a.request->params.prompt_ids;
-  const std::vector<int32_t>& other = b.request->params.prompt_ids;
-  const auto differs = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first;
-  return std::min(static_cast<int32_t>(differs - tokens.begin()), SharedLimit(SaltOf(a), SaltOf(b)));
+  return SharedTokens(a.request->params.prompt_ids, SaltOf(a), b.request->params.prompt_ids, SaltOf(b));
 }
 
 }  // namespace
@@ -198,10 +201,7 @@ void AdmissionOrder::Admitted(Sequence* sequence) {
     const std::span<const int32_t> tokens = sequence->Tokens(&scratch_);
     const CacheSalt salt = SaltOf(*sequence);
     for (Candidate& candidate : candidates_) {
-      const std::span<const int32_t> other = candidate.sequence->Tokens(&other_scratch_);
-      const auto differs = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first;
-      const int32_t equal = static_cast<int32_t>(differs - tokens.begin());
-      const int32_t shared = std::min(equal, SharedLimit(salt, SaltOf(*candidate.sequence)));
+      const int32_t shared = SharedTokens(tokens, salt, candidate.sequence->Tokens(&other_scratch_), SaltOf(*candidate.sequence));
       candidate.overlap.running = std::max(candidate.overlap.running, shared);
     }
   }
