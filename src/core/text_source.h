@@ -56,6 +56,14 @@ class TextParts {
   std::deque<std::variant<std::string, std::string_view, Elements>> parts_;
 };
 
+// Entries of a list that has `before` of them already.
+inline TextParts::Append WithCommas(TextParts::Append append, size_t before = 0) {
+  return [append = std::move(append), before](size_t i, std::string* out) {
+    if (before + i > 0) *out += ',';
+    append(i, out);
+  };
+}
+
 // A source whose parts are known a few at a time.
 class PartedText : public TextSource {
  public:

@@ -82,14 +82,6 @@ std::vector<const Sample*> Ended(const std::vector<Sample>& samples) {
   return ended;
 }
 
-// Entries of a list that has `before` of them already.
-TextParts::Append WithCommas(TextParts::Append append, size_t before = 0) {
-  return [append = std::move(append), before](size_t i, std::string* out) {
-    if (before + i > 0) *out += ',';
-    append(i, out);
-  };
-}
-
 size_t BytesOfTop(int32_t top_logprobs) {
   return sizeof(std::vector<TokenLogprob>) + static_cast<size_t>(top_logprobs) * sizeof(TokenLogprob);
 }

@@ -103,10 +103,7 @@ class ObjectWriter {
 
   static void AddList(const char* name, size_t count, TextParts::Append append, TextParts* parts) {
     parts->Add(fmt::format(R"(,"{}":[)", name));
-    parts->AddEach(count, [append = std::move(append)](size_t i, std::string* out) {
-      if (i > 0) *out += ',';
-      append(i, out);
-    });
+    parts->AddEach(count, WithCommas(std::move(append)));
     parts->Add("]");
   }
 

@@ -74,14 +74,13 @@ class TokensText final : public PartedText {
     const OpenAiRequest& request = answer_.request;
     parts->Add(fmt::format(R"({}{{"index":{}{},"token_ids":[)", sample.index > 0 ? "," : "", sample.index,
                            EndOf(request, sample, facts_)));
-    AddList(
-        sample.token_ids.size(), [&sample](size_t i, std::string* out) { *out += std::to_string(sample.token_ids[i]); }, parts);
+    parts->AddEach(sample.token_ids.size(),
+                   WithCommas([&sample](size_t i, std::string* out) { *out += std::to_string(sample.token_ids[i]); }));
     parts->Add("]");
     if (request.token_route->with_text) parts->Add(R"(,"text":)" + DumpJson(sample.text));
     if (!request.logprobs) return parts->Add(R"(,"logprobs":null})");
     parts->Add(R"(,"logprobs":{"content":[)");
-    AddList(
-        sample.token_ids.size(), [&sample](size_t i, std::string* out) { AppendLogprob(sample, i, out); }, parts);
+    parts->AddEach(sample.token_ids.size(), WithCommas([&sample](size_t i, std::string* out) { AppendLogprob(sample, i, out); }));
     parts->Add("]}}");
   }
 
@@ -89,30 +88,19 @@ class TokensText final : public PartedText {
     const std::vector<int32_t>& ids = answer_.request.prompt_ids;
     if (answer_.request.prompt_logprobs) {
       parts->Add(R"(],"prompt_logprobs":[)");
-      AddList(
-          ids.size(),
-          [this, &ids](size_t i, std::string* out) {
-            AppendPromptLogprob(TokenOf(answer_.output.prompt, ids, i), tokenizer_, out);
-          },
-          parts);
+      parts->AddEach(ids.size(), WithCommas([this, &ids](size_t i, std::string* out) {
+                       AppendPromptLogprob(TokenOf(answer_.output.prompt, ids, i), tokenizer_, out);
+                     }));
       parts->Add("]");
     } else {
       parts->Add(R"(],"prompt_logprobs":null)");
     }
     if (answer_.request.return_token_ids) {
       parts->Add(R"(,"prompt_token_ids":[)");
-      AddList(
-          ids.size(), [&ids](size_t i, std::string* out) { *out += std::to_string(ids[i]); }, parts);
+      parts->AddEach(ids.size(), WithCommas([&ids](size_t i, std::string* out) { *out += std::to_string(ids[i]); }));
       parts->Add("]");
     }
     parts->Add(R"(,"usage":)" + DumpJson(UsageOf(answer_.usage)) + "}");
-  }
-
-  static void AddList(size_t count, TextParts::Append append, TextParts* parts) {
-    parts->AddEach(count, [append = std::move(append)](size_t i, std::string* out) {
-      if (i > 0) *out += ',';
-      append(i, out);
-    });
   }
 
   const Answer answer_;
