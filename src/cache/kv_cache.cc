@@ -10,26 +10,6 @@
 #include "core/math.h"
 
 namespace coppice {
-namespace {
-
-// The range of a salt; `id_of` gives the id of a tenant and a salt of its.
-template <class IdOf>
-SaltRange RangeOf(const CacheSalt& salt, const IdOf& id_of) {
-  SaltRange range;
-  if (!salt.tenant.empty()) {
-    range.tenant_id = id_of(std::pair(salt.tenant, std::string_view()));
-    range.tenant_begin = salt.tenant_begin;
-  }
-  if (!salt.salt.empty()) {
-    range.id = id_of(std::pair(salt.tenant, salt.salt));
-    range.begin = salt.private_begin;
-    range.tenant_begin = std::min(range.tenant_begin, range.begin);  // where a salt begins, the tenant does
-  }
-  return range;
-}
-
-}  // namespace
-
 Result<std::unique_ptr<KvCache>> KvCache::Create(const Options& options) {
   auto pool = std::make_unique<PagePool>(options.num_pages, options.page_size);
   auto tree = std::make_unique<PrefixTree>(pool.get());
@@ -49,7 +29,8 @@ KvCache::KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::un
       tree_(*tree_storage_),
       forest_(std::move(forest)),
       branches_(options.max_branches),
-      places_(options.max_branches) {
+      places_(options.max_branches),
+      pins_(this) {
   free_branches_.reserve(options.max_branches);
   Clear();
 }
@@ -61,7 +42,7 @@ void KvCache::Clear() {
     places_[b] = {};
     free_branches_.push_back(b);
   }
-  pins_.clear();
+  pins_.Clear();
   tree_.Clear();
   pages_.Clear();
   forest_.Clear();
@@ -73,10 +54,7 @@ void KvCache::Clear() {
 KvCache::Overlap KvCache::FindOverlap(std::span<const int32_t> tokens, const CacheSalt& salt_text,
                                       PrefixTree::Cursor* cursor) const {
   if (!options_.share) return {};
-  const SaltRange salt = RangeOf(salt_text, [this](const auto& name) {  // of an unknown salt nothing private is cached
-    const auto known = salt_ids_.find(name);
-    return known == salt_ids_.end() ? UINT32_MAX : known->second;
-  });
+  const SaltRange salt = salts_.Find(salt_text);  // of an unknown salt nothing private is cached
   const PrefixTree::Match match = tree_.FindFrom(cursor, tokens, salt);
   NodeId node = match.node;
   while (node != kRootNode && !forest_.LeadsToBranches(node)) node = tree_.node(node).parent;
@@ -137,34 +115,12 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   return {.outcome = Outcome::kAdmitted, .branch = id, .cached = branch.cached, .computed = branch.computed};
 }
 
-BranchId KvCache::Fork(BranchId parent_id) {
+BranchId KvCache::Fork(BranchId parent_id, int32_t kv_len) {
   if (free_branches_.empty()) return kNoBranch;
   const Branch& parent = branches_[parent_id];
-  COPPICE_CHECK(parent.in_use && (parent.own_pages.empty() || !options_.share));
-  PageRefs copies(&pages_);
-  if (!options_.share) {
-    if (!AppendFreshPages(0, CeilDiv(parent.kv_len, pages_.page_size()), &copies)) return kNoBranch;
-    for (size_t i = 0; i < copies.size(); ++i) pending_copies_.push_back({.from = parent.own_pages[i], .to = copies[i]});
-  }
-  const BranchId id = TakeBranch();
-  Branch& branch = branches_[id];
-  const NodeId node = places_[parent_id].lock.node();
-  const int32_t joins_at = IsCurrent(parent_id) ? 0 : places_[parent_id].joins_at;  // above 0: it stays apart (CacheStep::Launched)
-  places_[id] = {.lock = NodeLock(&tree_, node), .salt = places_[parent_id].salt, .joins_at = joins_at};
-  branch.own_pages.Append(std::move(copies));
-  branch.computed = parent.computed;
-  branch.cached = parent.kv_len;
-  branch.capacity = parent.capacity;
-  SetExtent(&branch, parent.own_begin, parent.kv_len);
-  FillRow(id);
-  forest_.Link(id, joins_at > 0 ? kRootNode : node, parent.kv_len);
-  return id;
-}
-
-BranchId KvCache::ForkAt(BranchId parent_id, int32_t kv_len) {
-  if (free_branches_.empty()) return kNoBranch;
-  const Branch& parent = branches_[parent_id];
-  COPPICE_CHECK(parent.in_use && kv_len <= parent.computed);
+  // All of the parent, as it was admitted: nothing is cut, so what is launched suffices.
+  COPPICE_CHECK(parent.in_use &&
+                (kv_len <= parent.computed || (kv_len == parent.kv_len && (parent.own_pages.empty() || !options_.share))));
   NodeId node = places_[parent_id].lock.node();
   const int32_t own_begin = std::min(parent.own_begin, kv_len);
   PageRefs pages(&pages_);
@@ -181,10 +137,11 @@ BranchId KvCache::ForkAt(BranchId parent_id, int32_t kv_len) {
   }
   const BranchId id = TakeBranch();
   Branch& branch = branches_[id];
-  const int32_t joins_at = IsCurrent(parent_id) ? 0 : places_[parent_id].joins_at;
+  const int32_t joins_at = IsCurrent(parent_id) ? 0 : places_[parent_id].joins_at;  // above 0: it stays apart (CacheStep::Launched)
   places_[id] = {.lock = NodeLock(&tree_, node), .salt = places_[parent_id].salt, .joins_at = joins_at};
   branch.own_pages.Append(std::move(pages));
-  branch.computed = branch.cached = branch.capacity = kv_len;
+  branch.computed = std::min(parent.computed, kv_len);
+  branch.cached = branch.capacity = kv_len;
   SetExtent(&branch, own_begin, kv_len);
   FillRow(id);
   forest_.Link(id, joins_at > 0 ? kRootNode : node, kv_len);
@@ -288,73 +245,6 @@ void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
   free_branches_.push_back(id);
 }
 
-void KvCache::Pin(const std::string& name, BranchId id) {
-  const Branch& branch = branches_[id];
-  COPPICE_CHECK(options_.share && branch.in_use && branch.computed >= branch.own_begin);
-  pins_.insert_or_assign(name, NodeLock(&tree_, places_[id].lock.node()));
-}
-
-bool KvCache::Unpin(const std::string& name) {
-  const auto pin = pins_.find(name);
-  if (pin == pins_.end()) return false;
-  pins_.erase(pin);
-  return true;
-}
-
-std::optional<KvCache::PinnedPrompt> KvCache::FindPinned(const std::string& name) const {
-  const auto pin = pins_.find(name);
-  if (pin == pins_.end()) return std::nullopt;
-  PinnedPrompt prompt;
-  const int32_t end = tree_.node(pin->second.node()).end(), page_size = pages_.page_size();
-  prompt.tokens.resize(end);
-  prompt.pages.assign(CeilDiv(end, page_size), kNoPage);
-  prompt.private_begin = 0;
-  for (NodeId id = pin->second.node(); id != kRootNode; id = tree_.node(id).parent) {
-    const PrefixTree::Node& node = tree_.node(id);
-    std::copy(node.tokens.begin(), node.tokens.end(), prompt.tokens.begin() + node.begin);
-    for (size_t i = 0; i < node.pages.size(); ++i) {  // where two nodes meet inside a page, the lower one's holds both
-      PageId& page = prompt.pages[node.begin / page_size + i];
-      if (page == kNoPage) page = node.pages[i];
-    }
-    if (node.salt == 0) continue;
-    const auto bears = [&](const auto& entry) { return entry.second == node.salt; };
-    const std::string& salt = std::ranges::find_if(salt_ids_, bears)->first.second;
-    if (salt.empty()) continue;  // all of the tenant's
-    prompt.private_begin = node.begin;
-    prompt.salt = salt;
-  }
-  return prompt;
-}
-
-Status KvCache::Restore(const std::string& name, std::span<const int32_t> tokens, const CacheSalt& salt_text,
-                        const std::function<Status(std::span<const PageId>, int32_t)>& write) {
-  const int32_t num_tokens = static_cast<int32_t>(tokens.size()), page_size = pages_.page_size();
-  COPPICE_CHECK(options_.share && num_tokens >= 1 && num_tokens <= options_.max_context);
-  const SaltRange salt = Intern(salt_text);
-  const PrefixTree::Match match = tree_.Find(tokens, salt);
-  if (match.ready < match.length) {
-    return Unavailable("a running request computes a part of the prefix right now: try again when it is done");
-  }
-  const NodeId above = Split(match);
-  NodeLock lock(&tree_, above);  // before anything is evicted for the prefix
-  if (match.length < num_tokens) {
-    // Whole new pages, the one in which the match ends included: `write` has all their tokens, so nothing is copied.
-    const int32_t first = match.length / page_size, needed = CeilDiv(num_tokens, page_size) - first;
-    const int32_t available = pages_.num_pages() - pages_.num_in_use();
-    if (needed > available) {
-      return ResourceExhausted("the prefix needs " + std::to_string(needed) + " pages of KV and " + std::to_string(available) +
-                               " are to be had: raise kv_cache_bytes or wait until less is running");
-    }
-    PageRefs fresh(&pages_);
-    const bool have_pages = AppendFreshPages(first, first + needed, &fresh);
-    COPPICE_CHECK(have_pages);  // counted above
-    COPPICE_RETURN_IF_ERROR(write(fresh.ids(), first * page_size));
-    lock = NodeLock(&tree_, AddPath(above, tokens.subspan(match.length), match.length, salt, std::move(fresh), num_tokens));
-  }
-  pins_.insert_or_assign(name, std::move(lock));
-  return OkStatus();
-}
-
 CacheStep KvCache::BeginStep() {
   COPPICE_DCHECK(prefills_.empty());
   forest_.BeginStep();
@@ -376,7 +266,7 @@ KvCache::PrefixUses KvCache::TopPrefixes(size_t count) const {
   for (const Place& place : places_) {
     for (NodeId n = place.lock.node(); n != kRootNode; n = tree_.node(n).parent) ++uses[n].users;
   }
-  for (const auto& [name, lock] : pins_) {
+  for (const auto& [name, lock] : pins_.locks()) {
     for (NodeId n = lock.node(); n != kRootNode; n = tree_.node(n).parent) uses[n].pinned = true;
   }
   for (NodeId n = 1; n < tree_.node_capacity(); ++n) {
@@ -400,7 +290,7 @@ KvCache::PrefixUses KvCache::TopPrefixes(size_t count) const {
   };
   PrefixUses top;
   std::unordered_map<uint32_t, std::vector<PrefixUse>*> lists;  // by salt id, of tenants
-  for (const auto& [name, id] : salt_ids_) {
+  for (const auto& [name, id] : salts_.all()) {
     if (!name.first.empty()) lists[id] = &top.of_tenants[name.first];
   }
   for (const PrefixUse& use : uses) {
@@ -526,20 +416,13 @@ void KvCache::KeepOwnTokens(BranchId id, std::span<const int32_t> tokens) {
 }
 
 SaltRange KvCache::Intern(const CacheSalt& salt) {
-  ForgetSalts();
-  return RangeOf(salt, [this](const auto& name) {
-    const auto known = salt_ids_.find(name);
-    return known != salt_ids_.end() ? known->second : salt_ids_.emplace(name, next_salt_id_++).first->second;
-  });
-}
-
-void KvCache::ForgetSalts() {
-  if (salt_ids_.size() < salt_limit_) return;
-  std::set<uint32_t> alive;
-  for (NodeId id = 0; id < tree_.node_capacity(); ++id) alive.insert(tree_.node(id).salt);
-  for (const Place& place : places_) alive.insert({place.salt.id, place.salt.tenant_id});
-  std::erase_if(salt_ids_, [&](const auto& entry) { return !alive.contains(entry.second); });
-  salt_limit_ = 2 * salt_ids_.size() + 1024;
+  if (salts_.is_full()) {
+    std::set<uint32_t> alive;
+    for (NodeId id = 0; id < tree_.node_capacity(); ++id) alive.insert(tree_.node(id).salt);
+    for (const Place& place : places_) alive.insert({place.salt.id, place.salt.tenant_id});
+    salts_.ForgetAllBut(alive);
+  }
+  return salts_.Intern(salt);
 }
 
 Status KvCache::CheckIntegrity() const {
@@ -576,7 +459,7 @@ Status KvCache::CheckIntegrity() const {
     }
   }
   if (pages_unshared != pages_unshared_ || own_tokens != own_tokens_) return Internal("the sums over branches are wrong");
-  for (const auto& [name, lock] : pins_) ++direct_locks[lock.node()];
+  for (const auto& [name, lock] : pins_.locks()) ++direct_locks[lock.node()];
   for (NodeId n = 1; n < tree_.node_capacity(); ++n) {
     if (!tree_.node(n).in_tree) continue;
     if (tree_.node(n).locks > 0) ++direct_locks[tree_.node(n).parent];

@@ -5,15 +5,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "cache/branch_forest.h"
@@ -21,21 +17,14 @@
 #include "cache/node_lock.h"
 #include "cache/page_pool.h"
 #include "cache/page_refs.h"
+#include "cache/pinned_prompts.h"
 #include "cache/prefix_tree.h"
+#include "cache/salt_ids.h"
 #include "coppice/attention/attention.h"
 #include "coppice/core/status.h"
 #include "core/divisor.h"
 
 namespace coppice {
-
-// Who may share a token's KV: tokens from `private_begin` on only with requests of the same tenant and salt, those before them from
-// `tenant_begin` on with all of the tenant's, and what lies before both with everybody.
-struct CacheSalt {
-  std::string_view salt;  // empty: none
-  int32_t private_begin = 0;
-  std::string_view tenant;  // empty: none
-  int32_t tenant_begin = 0;
-};
 
 // What a step and the cache tell each other is cache_step.h's. Thread-compatible. Every call leaves the cache consistent, failed
 // ones included; but one that throws, for want of memory, leaves it fit for Clear alone.
@@ -82,13 +71,11 @@ class KvCache {
   // branches with queries in this step compute (CacheStep) count as cached: within a step, a layer stores all KV before it reads
   // any. REQUIRES: such branches' queries come first in the batch.
   Admission Admit(const AdmitArgs& args);
-  // A branch with the same path. kNoBranch when slots (or, without sharing, pages) are lacking.
-  // REQUIRES: nothing was grown past the admitted tokens, which are all computed or launched.
-  BranchId Fork(BranchId branch);
-  // A branch that begins with the first `kv_len` tokens of another one, whose KV is there: whole pages are shared, the open one is
-  // copied, here or by the first Grow. kNoBranch when slots or pages are lacking. Without sharing all pages are copied.
-  // REQUIRES: kv_len tokens of `branch` are computed; no copies to its pages are pending.
-  BranchId ForkAt(BranchId branch, int32_t kv_len);
+  // A branch that begins with the first `kv_len` tokens of another one: whole pages are shared, the open one is copied, here or by
+  // the first Grow. kNoBranch when slots or pages are lacking. Without sharing all pages are copied.
+  // REQUIRES: these tokens are computed and no copies to their pages are pending; or they are all that `branch` was admitted with,
+  // computed or launched, and nothing was grown past them.
+  BranchId Fork(BranchId branch, int32_t kv_len);
 
   // Gives the branch pages for kv indices below `kv_len`, which may be less than before (drafts were refused); false when there are
   // none to be had (some may have been taken: call again after a release, or release the branch). Evicts what nobody uses.
@@ -129,26 +116,9 @@ class KvCache {
   // Ends the branch. What it computed stays cached: `tokens` are all its computed tokens, from the start.
   void Release(BranchId branch, std::span<const int32_t> tokens);
 
-  // Keeps the branch's prompt, which is computed, until Unpin: its pages count as in use. A pin of the same name is moved.
-  // REQUIRES: Options::share.
-  void Pin(const std::string& name, BranchId branch);
-  // False if there is no pin of that name.
-  bool Unpin(const std::string& name);
-
-  // A pinned prompt: its tokens, the pages that hold them, in order, and its salt. Whose it is, who pinned it knows.
-  struct PinnedPrompt {
-    std::vector<int32_t> tokens;
-    std::vector<PageId> pages;
-    std::string salt;
-    int32_t private_begin = 0;  // 0 without a salt
-  };
-  std::optional<PinnedPrompt> FindPinned(const std::string& name) const;
-  // Puts a prompt whose KV comes from elsewhere into the cache and pins it. What is cached already is kept; for the rest
-  // `write(pages, begin)` must fill the pages of the tokens from `begin` (where a page begins) on. Nothing changes on an error:
-  // write's own, RESOURCE_EXHAUSTED (no room), or UNAVAILABLE (a request computes a part of this prompt right now).
-  // REQUIRES: Options::share; 1..max_context tokens.
-  Status Restore(const std::string& name, std::span<const int32_t> tokens, const CacheSalt& salt,
-                 const std::function<Status(std::span<const PageId>, int32_t)>& write);
+  // Prompts that stay under names.
+  PinnedPrompts& pins() { return pins_; }
+  const PinnedPrompts& pins() const { return pins_; }
 
   // Schedules the next step. REQUIRES: no other one is scheduled and not launched.
   [[nodiscard]] CacheStep BeginStep();
@@ -194,8 +164,6 @@ class KvCache {
   // The weights change: what is cached is never found again, and freed but for what branches use, who go on with it. What those
   // compute from here on is not shared. REQUIRES: no pins; no step is scheduled or under way.
   void Retire();
-  // False for a branch that has KV of weights before the last Retire.
-  bool IsCurrent(BranchId branch) const { return tree_.IsCurrent(places_[branch].lock.node()); }
   // Forgets branches, pins and all that is cached, also where a call that threw has left them half changed: it is as new. Takes no
   // memory. Counters stay. REQUIRES: no step is under way.
   void Clear();
@@ -224,6 +192,7 @@ class KvCache {
   };
 
   friend class CacheStep;
+  friend class PinnedPrompts;
   KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::unique_ptr<PrefixTree> tree, BranchForest forest);
   // A free page, evicting if need be; kNoPage if every page is in use.
   PageId TakePage();
@@ -238,16 +207,16 @@ class KvCache {
   BranchId TakeBranch();
   // Changes a branch's own_begin and kv_len, and the sums over them.
   void SetExtent(Branch* branch, int32_t own_begin, int32_t kv_len);
+  // False for a branch that has KV of weights before the last Retire.
+  bool IsCurrent(BranchId branch) const { return tree_.IsCurrent(places_[branch].lock.node()); }
   NodeId Split(const PrefixTree::Match& match);
   // Adds nodes below `above`, one per salt, for `tokens`, which begin at kv index `begin`. Returns the last.
   NodeId AddPath(NodeId above, std::span<const int32_t> tokens, int32_t begin, const SaltRange& salt, PageRefs pages,
                  int32_t ready_end);
   // Puts what a branch computed past its node into the tree, except what is there already.
   void KeepOwnTokens(BranchId branch, std::span<const int32_t> tokens);
-  // The range of a salt, whose ids are new where nothing bears it yet.
+  // The range of a salt, which has ids from here on.
   SaltRange Intern(const CacheSalt& salt);
-  // Forgets names of salts that nothing cached bears, where there are many.
-  void ForgetSalts();
 
   Options options_;
   const Divisor page_;  // options_.page_size
@@ -266,17 +235,8 @@ class KvCache {
     int32_t kv_len = 0;
   };
   std::vector<Prefill> prefills_;  // of the step that is being scheduled: branches that compute tokens of the tree
-  std::map<std::string, NodeLock, std::less<>> pins_;
-  // A tenant and its salt; an empty salt: what all of the tenant's requests share. Two strings, so that no pair spells another.
-  using SaltName = std::pair<std::string, std::string>;
-  struct SaltOrder {
-    using is_transparent = void;
-    static std::pair<std::string_view, std::string_view> ViewOf(const auto& name) { return {name.first, name.second}; }
-    bool operator()(const auto& a, const auto& b) const { return ViewOf(a) < ViewOf(b); }
-  };
-  std::map<SaltName, uint32_t, SaltOrder> salt_ids_;
-  size_t salt_limit_ = 1024;  // entries of salt_ids_ before it is cleaned
-  uint32_t next_salt_id_ = 1;
+  PinnedPrompts pins_;
+  SaltIds salts_;
   int64_t pages_unshared_ = 0, own_tokens_ = 0;  // sums over branches: Usage
   int64_t hit_tokens_ = 0, merged_pages_ = 0;
 };

@@ -179,7 +179,7 @@ TEST(KvCache, StoresAPromptOnceForAllItsSamples) {
     ASSERT_EQ(harness.Admit(&first), KvCache::Outcome::kAdmitted);
     harness.Step({{&first, prompt}});
     std::vector<Sequence> samples(8, first);
-    for (int i = 1; i < 8; ++i) samples[i].branch = harness.cache().Fork(first.branch);
+    for (int i = 1; i < 8; ++i) samples[i].branch = harness.cache().Fork(first.branch, first.computed);
     std::vector<std::pair<Sequence*, int32_t>> work;
     for (int i = 0; i < 8; ++i) {
       samples[i].tokens.push_back(100 + i);
@@ -222,7 +222,7 @@ TEST(KvCache, AForkAtAnyTokenSharesWholePagesAndHasACopyOfTheOpenOne) {
       std::vector<Sequence> family(3, parent);
       std::vector<std::pair<Sequence*, int32_t>> work;
       for (int32_t i = 1; i < 3; ++i) {
-        family[i].branch = harness.cache().ForkAt(parent.branch, kv_len);
+        family[i].branch = harness.cache().Fork(parent.branch, kv_len);
         ASSERT_NE(family[i].branch, kNoBranch);
         family[i].tokens.resize(kv_len);
         family[i].computed = kv_len;
@@ -267,12 +267,12 @@ TEST(KvCache, AForkWithoutRoomChangesNothing) {
   parent.tokens.push_back(1);
   ASSERT_TRUE(harness.cache().Grow(parent.branch, 9));
   harness.Step({{&parent, 1}});
-  EXPECT_EQ(harness.cache().ForkAt(parent.branch, 9), kNoBranch);  // all four pages are in use
+  EXPECT_EQ(harness.cache().Fork(parent.branch, 9), kNoBranch);  // all four pages are in use
   ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
   Sequence child = parent;
-  child.branch = harness.cache().ForkAt(parent.branch, 8);  // takes none
+  child.branch = harness.cache().Fork(parent.branch, 8);  // takes none
   ASSERT_NE(child.branch, kNoBranch);
-  EXPECT_EQ(harness.cache().ForkAt(parent.branch, 8), kNoBranch);  // no slot
+  EXPECT_EQ(harness.cache().Fork(parent.branch, 8), kNoBranch);  // no slot
   ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
   for (const Sequence* sequence : {&parent, &other}) harness.Release(*sequence);
   child.tokens.resize(8);
@@ -286,7 +286,7 @@ TEST(KvCache, WithoutSharingEachSampleHasItsCopy) {
   ASSERT_EQ(harness.Admit(&first), KvCache::Outcome::kAdmitted);
   harness.Step({{&first, 20}});
   Sequence second = first;
-  second.branch = harness.cache().Fork(first.branch);
+  second.branch = harness.cache().Fork(first.branch, first.computed);
   harness.FlushCopies();
   EXPECT_EQ(harness.cache().usage().pages_in_use, 4);
   EXPECT_EQ(harness.cache().forest().num_junctions(), 0);
@@ -353,8 +353,8 @@ TEST(KvCache, PagesThatTwoBranchesComputedAlikeAreMerged) {
   ASSERT_EQ(harness.Admit(&a), KvCache::Outcome::kAdmitted);
   harness.Step({{&a, 20}});
   Sequence b = a, c = a;
-  b.branch = harness.cache().Fork(a.branch);
-  c.branch = harness.cache().Fork(a.branch);
+  b.branch = harness.cache().Fork(a.branch, a.computed);
+  c.branch = harness.cache().Fork(a.branch, a.computed);
   for (int32_t i = 20; i < 50; ++i) {  // a and b go the same way, c parts from them inside the third page
     for (Sequence* sequence : {&a, &b, &c}) {
       sequence->tokens.push_back(sequence == &c && i >= 36 ? 500 + i : i);
@@ -419,7 +419,7 @@ TEST(KvCache, APinnedPromptIsNotEvicted) {
   Sequence a{.tokens = Tokens(40)};
   ASSERT_EQ(harness.Admit(&a), KvCache::Outcome::kAdmitted);
   harness.Step({{&a, 40}});
-  harness.cache().Pin("system", a.branch);
+  EXPECT_TRUE(harness.cache().pins().Pin("system", a.branch));
   harness.Release(a);
   EXPECT_EQ(harness.cache().usage().pages_in_use, 3);
   harness.cache().DropCached();
@@ -427,11 +427,11 @@ TEST(KvCache, APinnedPromptIsNotEvicted) {
   ASSERT_EQ(harness.Admit(&b), KvCache::Outcome::kAdmitted);
   EXPECT_EQ(b.computed, 40);
   harness.Step({{&b, 8}});
-  harness.cache().Pin("system", b.branch);  // moves
+  EXPECT_TRUE(harness.cache().pins().Pin("system", b.branch));  // moves
   harness.Release(b);
   ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
-  EXPECT_TRUE(harness.cache().Unpin("system"));
-  EXPECT_FALSE(harness.cache().Unpin("system"));
+  EXPECT_TRUE(harness.cache().pins().Unpin("system"));
+  EXPECT_FALSE(harness.cache().pins().Unpin("system"));
   harness.cache().DropCached();
   EXPECT_EQ(harness.cache().usage().pages_owned, 0);
   ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
@@ -578,7 +578,7 @@ TEST(KvCache, RandomLivesOfBranches) {
           const Sequence& parent = running[random() % running.size()];
           if (parent.computed == parent.prompt && parent.tokens.size() == static_cast<size_t>(parent.prompt)) {
             Sequence child = parent;
-            child.branch = harness.cache().Fork(parent.branch);
+            child.branch = harness.cache().Fork(parent.branch, parent.prompt);
             harness.FlushCopies();
             if (child.branch != kNoBranch) running.push_back(child);
           } else if (parent.computed > 0) {
@@ -586,7 +586,7 @@ TEST(KvCache, RandomLivesOfBranches) {
             child.computed = static_cast<int32_t>(random() % (parent.computed + 1));
             child.tokens.resize(child.computed);
             child.prompt = 0;
-            child.branch = harness.cache().ForkAt(parent.branch, child.computed);
+            child.branch = harness.cache().Fork(parent.branch, child.computed);
             harness.FlushCopies();
             if (child.branch != kNoBranch) running.push_back(child);
           }
@@ -595,9 +595,9 @@ TEST(KvCache, RandomLivesOfBranches) {
           const auto pinned =
               std::find_if(running.begin(), running.end(), [](const Sequence& s) { return s.computed >= s.prompt; });
           if (random() % 2 == 0 || pinned == running.end()) {
-            harness.cache().Unpin(name);
+            harness.cache().pins().Unpin(name);
           } else {
-            harness.cache().Pin(name, pinned->branch);
+            EXPECT_TRUE(harness.cache().pins().Pin(name, pinned->branch));
           }
         } else if (kind < 4 && !running.empty()) {
           const size_t victim = random() % running.size();
@@ -638,8 +638,8 @@ TEST(KvCache, RandomLivesOfBranches) {
         EXPECT_EQ(harness.cache().usage().merged_pages > 0, share);
       }
       for (const Sequence& sequence : running) harness.Release(sequence);
-      harness.cache().Unpin("p");
-      harness.cache().Unpin("q");
+      harness.cache().pins().Unpin("p");
+      harness.cache().pins().Unpin("q");
       harness.cache().DropCached();
       EXPECT_EQ(harness.cache().usage().pages_owned, 0);
       const Status status = harness.cache().CheckIntegrity();

@@ -50,7 +50,7 @@ void Prefixes::ApplyUnpins() {
     const std::lock_guard lock(mutex_);
     names.swap(unpinned_);
   }
-  for (const std::string& name : names) cache_.Unpin(name);
+  for (const std::string& name : names) cache_.pins().Unpin(name);
 }
 
 void Prefixes::Clear() {
@@ -67,13 +67,12 @@ void Prefixes::Pin(const RequestState& request, BranchId branch) {
     const std::lock_guard lock(mutex_);
     if (let_go_.erase(name) == 0 && request.repins) return;
     untaken_.erase(name);
-    if (!cache_.IsCurrent(branch)) {
+    if (!cache_.pins().Pin(name, branch)) {
       const Request& params = request.params;
       return LetGo(name, {.tokens = params.prompt_ids, .salt = params.cache_salt, .private_begin = params.cache_private_begin},
                    params.cache_tenant);
     }
   }
-  cache_.Pin(name, branch);
   NotePin(name, request.params.cache_tenant);
 }
 
@@ -92,14 +91,14 @@ void Prefixes::LetGo() {
   ApplyUnpins();
   const std::lock_guard lock(mutex_);
   for (const auto& [name, tenant] : pinned_) {
-    LetGo(name, cache_.FindPinned(name).value(), tenant);
-    cache_.Unpin(name);
+    LetGo(name, cache_.pins().Find(name).value(), tenant);
+    cache_.pins().Unpin(name);
   }
   pinned_.clear();
   for (const auto& [name, request] : let_go_) untaken_.insert(name);
 }
 
-void Prefixes::LetGo(const std::string& name, KvCache::PinnedPrompt prompt, const CacheTenant& tenant) {
+void Prefixes::LetGo(const std::string& name, PinnedPrompts::Prompt prompt, const CacheTenant& tenant) {
   Request request;
   request.prompt_ids = std::move(prompt.tokens);
   request.max_tokens = 0;
@@ -121,7 +120,7 @@ std::vector<Request> Prefixes::TakeRepins() {
 }
 
 Result<StoredPrefix> Prefixes::Copy(const std::string& name) const {
-  KvCache::PinnedPrompt pinned = cache_.FindPinned(name).value();
+  PinnedPrompts::Prompt pinned = cache_.pins().Find(name).value();
   StoredPrefix prefix{.origin = origin()};
   prefix.kv.resize(pinned.tokens.size() * prefix.origin.bytes_per_token());
   COPPICE_RETURN_IF_ERROR(runner_.ReadKv(pinned.pages, static_cast<int32_t>(pinned.tokens.size()), prefix.kv));
@@ -137,7 +136,7 @@ Status Prefixes::Restore(const std::string& name, const StoredPrefix& prefix, co
   };
   const CacheSalt salt = {
       .salt = prefix.salt, .private_begin = prefix.private_begin, .tenant = tenant.name, .tenant_begin = tenant.begin};
-  COPPICE_RETURN_IF_ERROR(cache_.Restore(name, prefix.tokens, salt, write));
+  COPPICE_RETURN_IF_ERROR(cache_.pins().Restore(name, prefix.tokens, salt, write));
   NotePin(name, tenant);
   return OkStatus();
 }

@@ -59,7 +59,7 @@ class Prefixes {
 
  private:
   // REQUIRES: mutex_.
-  void LetGo(const std::string& name, KvCache::PinnedPrompt prompt, const CacheTenant& tenant);
+  void LetGo(const std::string& name, PinnedPrompts::Prompt prompt, const CacheTenant& tenant);
   // `name` is pinned now, for a tenant; an Unpin that was not applied meant the prompt before this one.
   void NotePin(const std::string& name, const CacheTenant& tenant);
 

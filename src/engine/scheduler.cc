@@ -297,7 +297,7 @@ void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
   Sequence* const successor = first_survives ? first : survivors.front();  // of the trunk
   size_t waiting_place = 0;
   for (Sequence* const sequence : survivors) {
-    sequence->branch = sequence == successor ? trunk : cache_->Fork(trunk);
+    sequence->branch = sequence == successor ? trunk : cache_->Fork(trunk, launched);
     if (sequence->branch == kNoBranch) {  // behind its earlier siblings, before everybody else: the prompt is still warm
       sequence->state = Sequence::State::kWaiting;
       order_.AddToFront(sequence, waiting_place++);
@@ -330,7 +330,7 @@ void Scheduler::BeginChild(Sequence* child, const Sequence& parent) {
 bool Scheduler::ForkBeside(Sequence* child, const Sequence& parent) {
   const int32_t kv_len = child->length() - 1;  // the last one's forward pass gives the logits
   if (parent.state != Sequence::State::kRunning || parent.computed < kv_len || !MayTakePlace(*child)) return false;
-  const BranchId branch = cache_->ForkAt(parent.branch, kv_len);
+  const BranchId branch = cache_->Fork(parent.branch, kv_len);
   if (branch == kNoBranch) return false;
   child->state = Sequence::State::kRunning;
   child->branch = branch;

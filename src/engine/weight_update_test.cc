@@ -237,14 +237,14 @@ TEST(WeightUpdate, KeepPinsNoPromptOfTwoVersions) {
   harness.harness().Step(1);
   ASSERT_TRUE(harness.Update(PauseMode::kKeep).ok());
   harness.harness().RunToEnd();
-  ASSERT_TRUE(harness.harness().cache().FindPinned("pinned").has_value());
-  EXPECT_EQ(harness.harness().cache().FindPinned("pinned")->tokens, Prompt(40));
+  ASSERT_TRUE(harness.harness().cache().pins().Find("pinned").has_value());
+  EXPECT_EQ(harness.harness().cache().pins().Find("pinned")->tokens, Prompt(40));
   harness.CheckCache();
   ASSERT_TRUE(harness.Update(PauseMode::kKeep).ok());
   harness.harness().Step(1);  // of the prompt that is computed anew
   ASSERT_TRUE(harness.Update(PauseMode::kAbort).ok());
   harness.harness().RunToEnd();
-  EXPECT_TRUE(harness.harness().cache().FindPinned("pinned").has_value());
+  EXPECT_TRUE(harness.harness().cache().pins().Find("pinned").has_value());
   harness.CheckCache();
 }
 
@@ -289,7 +289,7 @@ TEST(WeightUpdate, APinnedPromptIsComputedAnew) {
   EXPECT_TRUE(harness.engine().SavePrefix("kept", path).ok());
   EXPECT_TRUE(harness.engine().LoadPrefix("again", path, {}).ok());
   EXPECT_EQ(harness.engine().Unpin("let go").code(), StatusCode::kNotFound);
-  const auto pinned = harness.harness().cache().FindPinned("taken");
+  const auto pinned = harness.harness().cache().pins().Find("taken");
   ASSERT_TRUE(pinned.has_value());
   EXPECT_EQ(pinned->tokens, Prompt(12, 77));
   const Request request = Greedy(Prompt(20, 'k'), 4);
@@ -335,7 +335,7 @@ TEST(WeightUpdate, HalfAnUpdateEndsAllUntilAWholeOne) {
 
   ASSERT_TRUE(harness.Update(PauseMode::kAbort).ok());
   harness.harness().RunToEnd();
-  EXPECT_TRUE(harness.harness().cache().FindPinned("pinned").has_value());
+  EXPECT_TRUE(harness.harness().cache().pins().Find("pinned").has_value());
   const size_t after = harness.Submit(request);
   harness.harness().RunToEnd();
   EXPECT_EQ(harness.CheckTokens(after, request), 1);
@@ -510,7 +510,7 @@ TEST(DropCache, NothingCachedOutlivesIt) {
   const size_t after = harness.Submit(request);
   harness.harness().RunToEnd();
   EXPECT_EQ(harness.told(after).cached_tokens, 0);
-  EXPECT_TRUE(harness.harness().cache().FindPinned("pinned").has_value()) << "computed anew";
+  EXPECT_TRUE(harness.harness().cache().pins().Find("pinned").has_value()) << "computed anew";
   for (const size_t slot : {before, runs, after}) EXPECT_EQ(harness.CheckTokens(slot, request), 1);
   EXPECT_EQ(harness.engine().weight_version().number, 0);
 }
@@ -604,7 +604,7 @@ TEST(Sleep, WhatIsKeptIsComputedAgain) {
     harness.harness().RunToEnd();
     EXPECT_EQ(harness.CheckTokens(runs, request), 2);
     EXPECT_EQ(harness.CheckTokens(comes, request), 2);
-    EXPECT_TRUE(harness.harness().cache().FindPinned("pinned").has_value());
+    EXPECT_TRUE(harness.harness().cache().pins().Find("pinned").has_value());
   }
 }
 
