@@ -10,10 +10,10 @@ import threading
 import time
 import unittest
 
-from server_process import Server, default_model_or_skip
+from server_process import DEVICE, Server, default_model_or_skip
 
 PROMPT = [5, 6, 7, 8, 9, 10]
-ARGS = ("--dtype", "f32", "--deterministic")
+ARGS = [] if DEVICE else ["--dtype", "f32", "--deterministic"]
 
 
 def frames_of(text):

@@ -1,4 +1,5 @@
-"""Runs `coppice serve` for the tests of this folder, and speaks HTTP to it as plainly as a test needs."""
+"""Runs `coppice serve` for the tests of this folder, on the device of COPPICE_TEST_DEVICE, the CPU if unset, and speaks HTTP to it as
+plainly as a test needs."""
 
 import http.client
 import json
@@ -18,6 +19,9 @@ from program import COPPICE, DATA, ROOT, TINY, coppice, default_model_or_skip  #
 # Packages of requirements.txt, where scripts/test puts them.
 sys.path.insert(0, os.path.join(ROOT, "build", "python-packages"))
 
+# Elsewhere than on a CPU the tokens of a request depend on what is computed beside it, unless the server is deterministic.
+DEVICE = ["--device", os.environ["COPPICE_TEST_DEVICE"], "--deterministic"] if "COPPICE_TEST_DEVICE" in os.environ else []
+
 
 def free_port():
     with socket.socket() as listener:
@@ -31,7 +35,7 @@ class Server:
     def __init__(self, *args, model=TINY, environment=None, preexec=None, key=None):
         self.environment, self.preexec = environment, preexec
         self.key = {"Authorization": f"Bearer {key}"} if key else {}
-        self.args = [COPPICE, "serve", "--model", model, "--port", "0", "--kv-cache", "64MiB", *map(str, args)]
+        self.args = [COPPICE, "serve", "--model", model, "--port", "0", "--kv-cache", "64MiB", *DEVICE, *map(str, args)]
 
     def __enter__(self):
         self.log = tempfile.TemporaryFile("w+")

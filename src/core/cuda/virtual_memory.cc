@@ -7,12 +7,12 @@
 
 #include "core/check.h"
 #include "core/cuda/cuda_status.h"
+#include "core/cuda/driver_function.h"
 #include "core/math.h"
 
 namespace coppice::cuda {
 namespace {
 
-// The driver's functions, found at run time: nothing here is linked against the driver.
 struct Driver {
   decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
   decltype(&cuMemAddressReserve) reserve = nullptr;
@@ -25,21 +25,14 @@ struct Driver {
   bool is_complete = false;
 };
 
-template <class Function>
-bool Find(const char* name, Function* function) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
-  *function = reinterpret_cast<Function>(found);
-  return error == cudaSuccess && result == cudaDriverEntryPointSuccess;
-}
-
 const Driver& TheDriver() {
   static const Driver driver = [] {
     Driver d;
-    d.is_complete = Find("cuMemGetAllocationGranularity", &d.granularity) && Find("cuMemAddressReserve", &d.reserve) &&
-                    Find("cuMemAddressFree", &d.free) && Find("cuMemCreate", &d.create) && Find("cuMemRelease", &d.release) &&
-                    Find("cuMemMap", &d.map) && Find("cuMemUnmap", &d.unmap) && Find("cuMemSetAccess", &d.set_access);
+    d.is_complete = FindDriverFunction("cuMemGetAllocationGranularity", &d.granularity) &&
+                    FindDriverFunction("cuMemAddressReserve", &d.reserve) && FindDriverFunction("cuMemAddressFree", &d.free) &&
+                    FindDriverFunction("cuMemCreate", &d.create) && FindDriverFunction("cuMemRelease", &d.release) &&
+                    FindDriverFunction("cuMemMap", &d.map) && FindDriverFunction("cuMemUnmap", &d.unmap) &&
+                    FindDriverFunction("cuMemSetAccess", &d.set_access);
     return d;
   }();
   return driver;

@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <optional>
+#include <variant>
 
 #include "core/check.h"
 #include "core/file.h"
@@ -34,6 +35,12 @@ Status ReadAt(int file, int64_t offset, std::span<std::byte> out, const std::str
   return OkStatus();
 }
 
+Status CheckLiesIn(const SegmentTensor& tensor, size_t size, const std::string& place) {
+  if (tensor.offset + tensor.bytes <= static_cast<int64_t>(size)) return OkStatus();
+  return InvalidArgument(fmt::format("tensor {} lies in bytes {} to {} of {}, which has {}", Quoted(tensor.name), tensor.offset,
+                                     tensor.offset + tensor.bytes, place, size));
+}
+
 std::optional<DType> DTypeOf(StoredType type) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     if (StoredTypeOf(dtype) == type) return dtype;
@@ -44,13 +51,31 @@ std::optional<DType> DTypeOf(StoredType type) {
 }  // namespace
 
 Result<ArrivedWeights> ArrivedWeights::Read(const WeightMessage& message, Buffer memory) {
-  const std::string path = std::string(kSegments) + message.segment;
+  if (const IpcSource* const source = std::get_if<IpcSource>(&message.source)) return Map(message, *source);
+  return CopySegment(message, std::get<std::string>(message.source), std::move(memory));
+}
+
+Result<ArrivedWeights> ArrivedWeights::Map(const WeightMessage& message, const IpcSource& source) {
+  ArrivedWeights arrived;
+  COPPICE_ASSIGN_OR_RETURN(arrived.mapped_, IpcMemory::Open(source.handle, source.device));
+  const std::span<const std::byte> allocation = arrived.mapped_->data();
+  for (const SegmentTensor& tensor : message.tensors) {
+    COPPICE_RETURN_IF_ERROR(CheckLiesIn(tensor, allocation.size(), "the GPU's allocation"));
+    arrived.tensors_.push_back({.name = tensor.name,
+                                .dtype = tensor.dtype,
+                                .shape = tensor.shape,
+                                .data = allocation.data() + tensor.offset,
+                                .device = DeviceKind::kCuda});
+  }
+  return arrived;
+}
+
+Result<ArrivedWeights> ArrivedWeights::CopySegment(const WeightMessage& message, const std::string& name, Buffer memory) {
+  const std::string path = std::string(kSegments) + name;
   COPPICE_ASSIGN_OR_RETURN(const RegularFile segment, OpenRegularFile(path, Links::kRefused));
   int64_t bytes = 0;
   for (const SegmentTensor& tensor : message.tensors) {
-    if (tensor.offset + tensor.bytes > static_cast<int64_t>(segment.size))
-      return InvalidArgument(fmt::format("tensor {} lies in bytes {} to {} of {}, which has {}", Quoted(tensor.name), tensor.offset,
-                                         tensor.offset + tensor.bytes, path, segment.size));
+    COPPICE_RETURN_IF_ERROR(CheckLiesIn(tensor, segment.size, path));
     if (__builtin_add_overflow(bytes, Aligned(tensor.bytes), &bytes))
       return InvalidArgument("the tensors have more bytes than fit into memory: send fewer at a time");
   }
@@ -84,11 +109,18 @@ Result<ArrivedWeights> ArrivedWeights::Open(const std::string& path) {
   return arrived;
 }
 
-std::string ChecksumOf(const WeightTensor& tensor) {
+Result<std::string> ArrivedWeights::ChecksumOf(const WeightTensor& tensor) const {
   size_t bytes = SizeOf(tensor.dtype);
   for (const int64_t size : tensor.shape) bytes *= static_cast<size_t>(size);
+  const auto* data = static_cast<const std::byte*>(tensor.data);
+  Buffer copy;
+  if (mapped_) {
+    COPPICE_ASSIGN_OR_RETURN(copy, Buffer::Allocate(bytes));
+    COPPICE_RETURN_IF_ERROR(mapped_->CopyToHost(static_cast<size_t>(data - mapped_->data().data()), copy.Span<std::byte>()));
+    data = copy.data();
+  }
   std::array<unsigned char, SHA256_DIGEST_LENGTH> hash;
-  SHA256(static_cast<const unsigned char*>(tensor.data), bytes, hash.data());
+  SHA256(reinterpret_cast<const unsigned char*>(data), bytes, hash.data());
   std::string hex;
   for (const unsigned char byte : hash) hex += fmt::format("{:02x}", byte);
   return hex;

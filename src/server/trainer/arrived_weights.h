@@ -1,8 +1,10 @@
-// Weights on their way into the engine, in this process's memory: read from a segment of shared memory, or mapped from a folder.
+// Weights on their way into the engine: read from a segment of shared memory, or mapped from a folder or from another process's
+// memory of a GPU.
 // Layer: server.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "coppice/core/status.h"
 #include "coppice/engine/weights.h"
 #include "core/buffer.h"
+#include "core/ipc_memory.h"
 #include "model/checkpoint.h"
 #include "server/trainer/weight_message.h"
 
@@ -19,27 +22,30 @@ namespace coppice::server {
 // Tensors, and what they lie in. Thread-compatible.
 class ArrivedWeights {
  public:
-  // Reads the message's tensors from /dev/shm. They are copied: what their sender does to the segment later, or does not do,
-  // changes and harms nothing here. `memory` of earlier ones is used again where it is large enough. NOT_FOUND: there is no such
-  // segment; INVALID_ARGUMENT: a tensor does not lie in it.
+  // Takes the message's tensors. From /dev/shm they are copied: what their sender does to the segment later, or does not do,
+  // changes and harms nothing here. `memory` of earlier ones is used again where it is large enough. A GPU's memory stays mapped as
+  // long as the object is there. NOT_FOUND: there is no such segment; INVALID_ARGUMENT: a tensor does not lie in it, and
+  // IpcMemory::Open's.
   static Result<ArrivedWeights> Read(const WeightMessage& message, Buffer memory);
   // Maps a folder of config.json and *.safetensors. Errors as Checkpoint::Open, and INVALID_ARGUMENT for a file that stores weights
   // in blocks.
   static Result<ArrivedWeights> Open(const std::string& path);
 
   std::span<const WeightTensor> tensors() const { return tensors_; }
+  // Lower-case hex SHA-256 of the bytes of one of tensors(). Errors of reading a GPU's memory.
+  Result<std::string> ChecksumOf(const WeightTensor& tensor) const;
   // For the next Read.
   Buffer TakeMemory() && { return std::move(memory_); }
 
  private:
   ArrivedWeights() = default;
+  static Result<ArrivedWeights> CopySegment(const WeightMessage& message, const std::string& segment, Buffer memory);
+  static Result<ArrivedWeights> Map(const WeightMessage& message, const IpcSource& source);
 
   std::vector<WeightTensor> tensors_;
   Buffer memory_;
   std::unique_ptr<Checkpoint> folder_;
+  std::optional<IpcMemory> mapped_;
 };
-
-// Lower-case hex SHA-256 of a tensor's bytes.
-std::string ChecksumOf(const WeightTensor& tensor);
 
 }  // namespace coppice::server

@@ -9,6 +9,15 @@
 #include "core/check.h"
 
 namespace coppice::server {
+namespace {
+
+// Empty where a tensor cannot be read once more.
+std::string KnownChecksum(const ArrivedWeights& weights, const WeightTensor& tensor) {
+  Result<std::string> checksum = weights.ChecksumOf(tensor);
+  return checksum.ok() ? *std::move(checksum) : std::string();
+}
+
+}  // namespace
 
 TrainerControl::TrainerControl(Engine* engine, const ActiveCalls* calls, Options options)
     : engine_(*engine), calls_(*calls), options_(std::move(options)), thread_([this](const std::stop_token& stop) { Run(stop); }) {}
@@ -292,7 +301,7 @@ void TrainerControl::NoteFile() {
 void TrainerControl::NoteBrought(const ArrivedWeights& weights, bool with_checksums) {
   is_of_file_ = false;
   for (const WeightTensor& tensor : weights.tensors())
-    checksums_[tensor.name] = with_checksums ? ChecksumOf(tensor) : std::string();
+    checksums_[tensor.name] = with_checksums ? KnownChecksum(weights, tensor) : std::string();
 }
 
 Result<std::map<std::string, std::string>> TrainerControl::Checksums() {
@@ -309,7 +318,7 @@ Result<std::map<std::string, std::string>> TrainerControl::Checksums() {
   if (!file.ok()) return checksums;  // one of blocks, say
   for (const WeightTensor& tensor : file->tensors()) {
     const auto wanted = checksums.find(tensor.name);
-    if (wanted != checksums.end() && !checksums_.contains(tensor.name)) wanted->second = ChecksumOf(tensor);
+    if (wanted != checksums.end() && !checksums_.contains(tensor.name)) wanted->second = KnownChecksum(*file, tensor);
   }
   return checksums;
 }

@@ -87,7 +87,7 @@ class TrainerControl {
   // Memory for the next ArrivedWeights::Read.
   Buffer TakeMemory() { return std::exchange(memory_, {}); }
   void KeepMemory(Buffer memory) { memory_ = std::move(memory); }
-  // By name of a weight: ChecksumOf what brought it last; empty: it came without.
+  // By name of a weight: the checksum of what brought it last; empty: it came without.
   Result<std::map<std::string, std::string>> Checksums();
 
  private:

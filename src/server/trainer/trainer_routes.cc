@@ -333,7 +333,7 @@ TrainerRoutes::Answer TrainerRoutes::UpdateFromDisk(const TrainerFields& fields)
 
 TrainerRoutes::Answer TrainerRoutes::InitGroup(const TrainerFields& fields) {
   COPPICE_RETURN_IF_ERROR(CheckTransfer(fields.all()));
-  return Success("weights come by shared memory");
+  return Success("weights come by shared memory or CUDA IPC");
 }
 
 TrainerRoutes::Answer TrainerRoutes::UpdateFromMessage(const TrainerFields& fields) {

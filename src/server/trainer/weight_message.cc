@@ -1,8 +1,11 @@
 #include "server/trainer/weight_message.h"
 
 #include <fmt/format.h>
+#include <openssl/evp.h>
 
 #include <array>
+#include <charconv>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -17,8 +20,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMostShown = 80;       // bytes of a value in a message
-constexpr size_t kIpcHandleBytes = 64;  // of a cudaIpcMemHandle_t
+constexpr size_t kMostShown = 80;  // bytes of a value in a message
 constexpr size_t kMostDimensions = 8;
 
 enum class Transport : uint8_t { kSharedMemory, kCudaIpc, kNccl };
@@ -79,7 +81,7 @@ std::optional<DType> DTypeOf(const json& value) {
   return std::nullopt;
 }
 
-Result<SegmentTensor> ReadTensor(const json& value, size_t index, bool has_offset) {
+Result<SegmentTensor> ReadTensor(const json& value, size_t index) {
   const auto field = [&](std::string_view name) { return fmt::format("tensors[{}].{}", index, name); };
   if (!value.is_object()) return Wrong(fmt::format("tensors[{}]", index), &value, "an object with name, dtype, shape and offset");
   SegmentTensor tensor;
@@ -101,23 +103,22 @@ Result<SegmentTensor> ReadTensor(const json& value, size_t index, bool has_offse
       return Wrong(field("shape"), shape, "sizes of at least 1 whose product fits into memory");
     tensor.shape.push_back(size.get<int64_t>());
   }
-  if (!has_offset) return tensor;
   const json* const offset = Find(value, "offset");
   int64_t end = 0;
   if (offset == nullptr || !offset->is_number_integer() || offset->get<int64_t>() < 0 ||
       __builtin_add_overflow(offset->get<int64_t>(), tensor.bytes, &end))
-    return Wrong(field("offset"), offset, "bytes from the segment's beginning");
+    return Wrong(field("offset"), offset, "bytes from the beginning of the segment, or of the allocation");
   tensor.offset = offset->get<int64_t>();
   return tensor;
 }
 
-Result<std::vector<SegmentTensor>> ReadTensors(const json& info, bool have_offsets) {
+Result<std::vector<SegmentTensor>> ReadTensors(const json& info) {
   const json* const list = Find(info, "tensors");
   if (list == nullptr || !list->is_array() || list->empty())
     return Wrong("tensors", list, "a list of objects with name, dtype, shape and offset");
   std::vector<SegmentTensor> tensors;
   for (const json& value : *list) {
-    COPPICE_ASSIGN_OR_RETURN(SegmentTensor tensor, ReadTensor(value, tensors.size(), have_offsets));
+    COPPICE_ASSIGN_OR_RETURN(SegmentTensor tensor, ReadTensor(value, tensors.size()));
     tensors.push_back(std::move(tensor));
   }
   return tensors;
@@ -134,25 +135,41 @@ Status CheckSegmentName(const json* value) {
 }
 
 // Of 64 bytes as 128 hex digits, or as 88 characters of base64.
-Status CheckIpcHandle(const json* value) {
+Result<IpcMemory::Handle> ReadIpcHandle(const json* value) {
   constexpr std::string_view kExpected = "64 bytes as 128 hex digits or as base64";
   if (value == nullptr || !value->is_string()) return Wrong("handle", value, kExpected);
   const std::string& text = value->get_ref<const std::string&>();
-  const bool is_hex = text.size() == 2 * kIpcHandleBytes && text.find_first_not_of("0123456789abcdefABCDEF") == text.npos;
-  constexpr std::string_view kBase64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  const bool is_base64 = text.size() == 88 && text.find_first_not_of(kBase64) == 86 && text.ends_with("==");
-  return is_hex || is_base64 ? OkStatus() : Wrong("handle", value, kExpected);
+  IpcMemory::Handle handle;
+  if (text.size() == 2 * handle.size()) {
+    for (size_t i = 0; i < handle.size(); ++i) {
+      uint8_t byte = 0;
+      const char* const digits = text.data() + 2 * i;
+      if (const auto read = std::from_chars(digits, digits + 2, byte, 16); read.ptr != digits + 2)
+        return Wrong("handle", value, kExpected);
+      handle[i] = std::byte{byte};
+    }
+    return handle;
+  }
+  std::array<unsigned char, 66> decoded;  // EVP_DecodeBlock counts the padding
+  if (text.size() != 88 || !text.ends_with("==") || text[85] == '=' ||
+      EVP_DecodeBlock(decoded.data(), reinterpret_cast<const unsigned char*>(text.data()), 88) != 66)
+    return Wrong("handle", value, kExpected);
+  std::memcpy(handle.data(), decoded.data(), handle.size());
+  return handle;
 }
 
-Status CheckCudaIpc(const json& info) {
-  COPPICE_RETURN_IF_ERROR(CheckIpcHandle(Find(info, "handle")));
+Result<IpcSource> ReadIpcSource(const json& info) {
+  IpcSource source;
+  COPPICE_ASSIGN_OR_RETURN(source.handle, ReadIpcHandle(Find(info, "handle")));
   const json* const device = Find(info, "device");
-  if (device == nullptr || !device->is_number_integer() || device->get<int64_t>() < 0)
-    return Wrong("device", device, "the number of the GPU whose memory it is");
-  COPPICE_RETURN_IF_ERROR(ReadTensors(info, /*have_offsets=*/true).status());
-  return Unimplemented(
-      "weights by CUDA IPC are not received by this build: send them by shared memory (docs/trainers.md), or with "
-      "/update_weights_from_disk");
+  if (device != nullptr && device->is_number_integer() && device->get<int64_t>() >= 0) {
+    source.device = device->get<int64_t>();
+  } else if (device != nullptr && device->is_string() && !device->get_ref<const std::string&>().empty()) {
+    source.device = device->get<std::string>();
+  } else {
+    return Wrong("device", device, "the UUID of the GPU whose memory it is, or its number in this server's process");
+  }
+  return source;
 }
 
 }  // namespace
@@ -162,15 +179,18 @@ Result<WeightMessage> ReadWeightMessage(const json& info) {
   COPPICE_RETURN_IF_ERROR(RefusePickled(info));
   COPPICE_ASSIGN_OR_RETURN(const Transport transport, TransportOf(info));
   if (transport == Transport::kNccl) return TellNoNccl();
-  if (transport == Transport::kCudaIpc) return CheckCudaIpc(info);
   WeightMessage message;
-  COPPICE_RETURN_IF_ERROR(CheckSegmentName(Find(info, "segment")));
-  message.segment = info["segment"].get<std::string>();
+  if (transport == Transport::kCudaIpc) {
+    COPPICE_ASSIGN_OR_RETURN(message.source, ReadIpcSource(info));
+  } else {
+    COPPICE_RETURN_IF_ERROR(CheckSegmentName(Find(info, "segment")));
+    message.source = info["segment"].get<std::string>();
+  }
   if (const json* const checksum = Find(info, "checksum"); checksum != nullptr) {
     if (!checksum->is_boolean()) return Wrong("checksum", checksum, "true or false");
     message.checksum = checksum->get<bool>();
   }
-  COPPICE_ASSIGN_OR_RETURN(message.tensors, ReadTensors(info, /*have_offsets=*/true));
+  COPPICE_ASSIGN_OR_RETURN(message.tensors, ReadTensors(info));
   return message;
 }
 
@@ -179,10 +199,7 @@ Status CheckTransfer(const json& info) {
   COPPICE_RETURN_IF_ERROR(RefusePickled(info));
   COPPICE_ASSIGN_OR_RETURN(const Transport transport, TransportOf(info));
   if (transport == Transport::kNccl) return TellNoNccl();
-  return transport == Transport::kCudaIpc ? Unimplemented(
-                                                "weights by CUDA IPC are not received by this build: send them by shared "
-                                                "memory (docs/trainers.md), or with /update_weights_from_disk")
-                                          : OkStatus();
+  return transport == Transport::kCudaIpc ? IpcMemory::CheckSupported() : OkStatus();
 }
 
 }  // namespace coppice::server

@@ -33,7 +33,7 @@ TEST(WeightMessage, SaysWhereEachTensorLies) {
                      {"checksum", true},
                      {"tensors", {Tensor("a", 64), {{"name", "b"}, {"dtype", "torch.bfloat16"}, {"shape", {5}}, {"offset", 0}}}}};
   const WeightMessage message = ReadWeightMessage(info).value();
-  EXPECT_EQ(message.segment, "weights-1");
+  EXPECT_EQ(std::get<std::string>(message.source), "weights-1");
   EXPECT_TRUE(message.checksum);
   ASSERT_EQ(message.tensors.size(), 2u);
   EXPECT_EQ(message.tensors[0].name, "a");
@@ -61,7 +61,7 @@ TEST(WeightMessage, ARefusalNamesTheFieldAndItsValue) {
   for (const json& shape : {json::array(), json({0}), json({-1}), json({1.5}), json({1LL << 40, 1LL << 40}), json("2")})
     EXPECT_THAT(with("/tensors/0/shape", shape), HasSubstr("tensors[0].shape is ")) << shape;
   for (const json& offset : {json(-1), json(INT64_MAX), json(UINT64_MAX), json("0"), json()})
-    EXPECT_THAT(with("/tensors/0/offset", offset), HasSubstr("expected bytes from the segment's beginning")) << offset;
+    EXPECT_THAT(with("/tensors/0/offset", offset), HasSubstr("expected bytes from the beginning of the segment")) << offset;
   EXPECT_THAT(with("/transport", "rdma"), HasSubstr("expected shared_memory, cuda_ipc or nccl"));
   EXPECT_THAT(with("/checksum", 1), HasSubstr("expected true or false"));
 }
@@ -74,21 +74,46 @@ TEST(WeightMessage, PickledPayloadsAreNeverRead) {
   }
 }
 
-TEST(WeightMessage, OtherTransportsAreCheckedAndRefused) {
+TEST(WeightMessage, NcclIsRefused) {
   const json nccl = {{"names", {"a"}}, {"dtype_names", {"float32"}}, {"shapes", {{1}}}};
   EXPECT_EQ(ReadWeightMessage(nccl).status().code(), StatusCode::kUnimplemented);
   EXPECT_THAT(Refusal(nccl), HasSubstr("by NCCL broadcast"));
   EXPECT_EQ(CheckTransfer({{"master_address", "10.0.0.1"}, {"master_port", 1}}).code(), StatusCode::kUnimplemented);
   EXPECT_TRUE(CheckTransfer({{"transport", "shared_memory"}}).ok());
-  json ipc = {{"transport", "cuda_ipc"}, {"handle", std::string(128, 'a')}, {"device", 0}, {"tensors", {Tensor("a", 0)}}};
-  EXPECT_EQ(ReadWeightMessage(ipc).status().code(), StatusCode::kUnimplemented);
-  ipc["handle"] = std::string(86, 'A') + "==";
-  EXPECT_EQ(ReadWeightMessage(ipc).status().code(), StatusCode::kUnimplemented);
-  ipc["handle"] = std::string(127, 'a');
-  EXPECT_THAT(Refusal(ipc), HasSubstr("expected 64 bytes as 128 hex digits or as base64"));
+}
+
+TEST(WeightMessage, MemoryOfAGpuIsNamedByAHandle) {
+  json ipc = {
+      {"transport", "cuda_ipc"}, {"handle", std::string(126, '0') + "fE"}, {"device", "GPU-0"}, {"tensors", {Tensor("a", 8)}}};
+  WeightMessage message = ReadWeightMessage(ipc).value();
+  EXPECT_EQ(std::get<IpcSource>(message.source).handle[63], std::byte{0xfe});
+  EXPECT_EQ(std::get<IpcSource>(message.source).device, IpcMemory::DeviceId("GPU-0"));
+  EXPECT_EQ(message.tensors[0].offset, 8);
+  ipc["handle"] = std::string(83, 'A') + "B/g==";  // zeros, and 0x01 0xfe
+  ipc["device"] = 3;
+  message = ReadWeightMessage(ipc).value();
+  EXPECT_EQ(std::get<IpcSource>(message.source).handle[62], std::byte{0x01});
+  EXPECT_EQ(std::get<IpcSource>(message.source).handle[63], std::byte{0xfe});
+  EXPECT_EQ(std::get<IpcSource>(message.source).device, IpcMemory::DeviceId(int64_t{3}));
+  for (const json& handle : {json(std::string(127, 'a')), json(std::string(127, 'a') + "g"), json(std::string(88, 'A')),
+                             json(std::string(84, 'A') + "===="), json(std::string(85, 'A') + "!=="), json(), json(3)}) {
+    ipc["handle"] = handle;
+    EXPECT_THAT(Refusal(ipc), HasSubstr("expected 64 bytes as 128 hex digits or as base64")) << handle;
+  }
   ipc["handle"] = std::string(128, 'a');
-  ipc["device"] = -1;
-  EXPECT_THAT(Refusal(ipc), HasSubstr("expected the number of the GPU"));
+  for (const json& device : {json(-1), json(""), json(1.5), json()}) {
+    ipc["device"] = device;
+    EXPECT_THAT(Refusal(ipc), HasSubstr("expected the UUID of the GPU")) << device;
+  }
+}
+
+TEST(ArrivedWeights, HandlesOfNothingAreRefused) {
+  const json ipc = {{"transport", "cuda_ipc"}, {"handle", std::string(128, 'a')}, {"device", 0}, {"tensors", {Tensor("a", 0)}}};
+  const Status refused = ArrivedWeights::Read(ReadWeightMessage(ipc).value(), Buffer()).status();
+  const Status transfer = CheckTransfer({{"transport", "cuda_ipc"}});
+  EXPECT_EQ(transfer.message(), IpcMemory::CheckSupported().message());
+  EXPECT_FALSE(refused.ok());
+  EXPECT_TRUE(transfer.ok() || refused.message() == transfer.message()) << refused.message();
 }
 
 TEST(ArrivedWeights, AreCopiesOfWhatTheSegmentHolds) {
@@ -103,7 +128,7 @@ TEST(ArrivedWeights, AreCopiesOfWhatTheSegmentHolds) {
   EXPECT_EQ(*static_cast<const float*>(weights.tensors()[1].data), 1);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(weights.tensors()[1].data) % 64, 0u);
   // sha256 of 00 00 80 3f
-  EXPECT_EQ(ChecksumOf(weights.tensors()[1]), "e00e5eb9444182f352323374ef4e08ebcb784725fdd4fd612d7730540b3e0c8c");
+  EXPECT_EQ(weights.ChecksumOf(weights.tensors()[1]).value(), "e00e5eb9444182f352323374ef4e08ebcb784725fdd4fd612d7730540b3e0c8c");
 }
 
 TEST(ArrivedWeights, MustLieInTheSegment) {
