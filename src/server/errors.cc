@@ -21,6 +21,15 @@ HttpResponse ErrorResponse(int http_status, std::string_view message, std::strin
   return response;
 }
 
+HttpResponse KeptErrorResponse(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kNotFound: return ErrorResponse(404, status.message());
+    case StatusCode::kFailedPrecondition: return ErrorResponse(409, status.message());
+    case StatusCode::kResourceExhausted: return ErrorResponse(429, status.message());
+    default: return ErrorResponse(status);
+  }
+}
+
 Status DiskProblem(const Status& status) {
   spdlog::error("{}", status.message());
   if (status.code() == StatusCode::kResourceExhausted)

@@ -187,6 +187,13 @@ std::optional<PrefixStore::Info> PrefixStore::Get(const std::string& key, const 
   return found ? std::optional(InfoOf(name, *found)) : std::nullopt;
 }
 
+openai::FindNamedPrefix PrefixStore::FinderOf(const std::string& key) const {
+  return [this, key](const std::string& name) {
+    const std::optional<Info> found = Get(key, name);
+    return found ? found->prefix : nullptr;
+  };
+}
+
 std::vector<PrefixStore::Info> PrefixStore::List(const std::string& key) const {
   const std::lock_guard lock(mutex_);
   std::set<std::string> names;

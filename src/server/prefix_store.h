@@ -64,6 +64,8 @@ class PrefixStore {
   void Put(const std::string& key, const std::string& name, openai::NamedPrefix prefix, OnEnd on_end);
   // The key's own, else a public one.
   std::optional<Info> Get(const std::string& key, const std::string& name) const;
+  // Get for the parsers of the key's requests. The store outlives it.
+  openai::FindNamedPrefix FinderOf(const std::string& key) const;
   std::vector<Info> List(const std::string& key) const;  // what Get gives, by name
   // Lets the key's own prefix go; those who use it go on. False: there is none.
   bool Delete(const std::string& key, const std::string& name);

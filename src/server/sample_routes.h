@@ -1,25 +1,62 @@
-// The paths of kept samples, and the fields of other bodies that keep and end them. What the routes answer: Service, in
-// sample_routes.cc. Layer: server.
+// The routes of kept samples: /v1/samples. Layer: server.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
+#include <vector>
 
-#include "openai/body_error.h"
-#include "openai/request.h"
+#include "coppice/core/status.h"
+#include "openai/field_reader.h"
+#include "openai/kept_request.h"
+#include "server/call.h"
+#include "server/generation_routes.h"
+#include "server/route_context.h"
+#include "server/router.h"
+#include "server/sample_store.h"
 
 namespace coppice::server {
 
-inline constexpr std::string_view kSamplePath = "/v1/samples/{sample_id}", kForkPath = "/v1/samples/{sample_id}/fork",
-                                  kExtendPath = "/v1/samples/{sample_id}/extend", kPrunePath = "/v1/samples/{sample_id}/prune";
+// Thread-safe.
+class SampleRoutes {
+ public:
+  // All outlive it.
+  SampleRoutes(RouteContext* context, GenerationRoutes* generations, SampleStore* samples)
+      : context_(*context), generations_(*generations), samples_(*samples) {}
 
-// What bodies of completions and chats say of their samples' lives, which no file of requests does.
-struct SampleLives {
-  std::optional<double> keep;  // seconds
-  bool vote_stop = false;
+  std::vector<Route> Routes();
+
+ private:
+  using Group = openai::KeptRequest::Group;
+  struct Verb;
+
+  void Get(const std::shared_ptr<Call>& call);
+  void Delete(const std::shared_ptr<Call>& call);
+  void Fork(const std::shared_ptr<Call>& call);
+  void Extend(const std::shared_ptr<Call>& call);
+  void Prune(const std::shared_ptr<Call>& call);
+
+  // The sample that the call's path names. nullopt, with the answer given: there is none for this key and salt.
+  std::optional<SampleStore::Sample> Find(const std::shared_ptr<Call>& call, const std::string& salt);
+  // Likewise, with the salt in the query.
+  std::optional<SampleStore::Sample> Find(const std::shared_ptr<Call>& call);
+  // Reads a verb's body by `take`; false, with the answer given, where it cannot be read, or `take` says so.
+  bool ReadBody(const std::shared_ptr<Call>& call, const std::function<bool(openai::FieldReader&)>& take);
+  // Takes what a fork and an extension both have; false, with the answer given, where there is no such sample.
+  bool TakeVerb(const std::shared_ptr<Call>& call, openai::FieldReader& fields, Verb* verb);
+  // Whether the answer may be that large, and the key has tokens and places for it; else the answer was given. `keep_tokens`: of a
+  // fork. Adds to `verb->tokens` those of the sample.
+  bool Admit(const std::shared_ptr<Call>& call, std::optional<int32_t> keep_tokens, Verb* verb);
+  // Null, with the answer given, where the engine refused.
+  std::shared_ptr<Group> Started(const std::shared_ptr<Call>& call, Result<std::shared_ptr<Group>> group);
+  // Tells what the group generates.
+  void Tell(const std::shared_ptr<Call>& call, Verb verb, const std::shared_ptr<Group>& group);
+
+  RouteContext& context_;
+  GenerationRoutes& generations_;
+  SampleStore& samples_;
 };
-// Takes `keep` and `vote_stop` out of the body. On an error, `error->param` names the field.
-SampleLives TakeLives(openai::Endpoint endpoint, nlohmann::json* body, openai::BodyError* error);
 
 }  // namespace coppice::server
