@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <climits>
+#include <cmath>
 #include <map>
 #include <span>
 #include <string>
@@ -410,6 +411,64 @@ TEST_F(CudaTest, CopiedPagesAreEqual) {
 TEST_F(CudaTest, MovedSlotsKeepTheirOrder) { testing::MovedSlotsKeepTheirOrder(*device_); }
 
 TEST_F(CudaTest, BadArgumentsAreNamed) { testing::BadArgumentsAreNamed(*device_); }
+
+// A graph that holds them reads slots and states as they are when it is replayed; lists of the host are refused under capture.
+TEST_F(CudaTest, AppendsAndMergesAreCaptured) {
+  constexpr int32_t kHeads = 2, kDim = 16, kSlots = 16;
+  const AttentionSpec spec{.num_qo_heads = kHeads, .num_kv_heads = kHeads, .head_dim = kDim};
+  const KvPoolShape shape{.num_pages = 2, .page_size = kSlots / 2, .num_kv_heads = kHeads, .head_dim = kDim};
+  const auto pool = device_->Allocate(shape.bytes());
+  const std::vector<uint16_t> empty(shape.bytes() / sizeof(uint16_t), 0), row(kHeads * kDim, 0x3f80);  // 1
+  const auto rows = device_->Allocate(row.size() * sizeof(uint16_t));
+  rows->CopyFrom(std::as_bytes(std::span(row)));
+  const auto slot = device_->Allocate(sizeof(int64_t));
+  const std::array<float, kDim + 1> one_state{};  // out 0, lse 0
+  const auto into = device_->Allocate(sizeof(one_state)), from = device_->Allocate(sizeof(one_state));
+  from->CopyFrom(std::as_bytes(std::span(one_state)));
+  const auto state = [](testing::DeviceMemory& memory) {
+    auto* const floats = static_cast<float*>(memory.data());
+    return StateView{.out = floats, .lse = floats + kDim};
+  };
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  const int64_t on_host = 3;
+  const AppendArgs args{.k = rows->data(), .v = rows->data(), .row_stride = kHeads * kDim};
+  const auto append = [&](std::span<const int64_t> slots) {
+    AppendArgs given = args;
+    given.slot_mapping = slots;
+    return device_->backend().AppendKv(spec, shape.View(pool->data()), given, stream);
+  };
+  cudaGraph_t captured;
+  cudaGraphExec_t graph;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  const Status refused = append(std::span(&on_host, 1));
+  const Status appended = append(std::span(static_cast<const int64_t*>(slot->data()), 1));
+  const Status merged = device_->backend().MergeStates(state(*into), std::array{state(*from)}, 1, 1, kDim, DType::kF32, {}, stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &captured), cudaSuccess);
+  EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition) << refused.ToString();
+  ASSERT_TRUE(appended.ok() && merged.ok()) << appended.ToString() << merged.ToString();
+  ASSERT_EQ(cudaGraphInstantiate(&graph, captured, 0), cudaSuccess);
+  for (int64_t to = 0; to < kSlots; to += 5) {
+    pool->CopyFrom(std::as_bytes(std::span(empty)));
+    slot->CopyFrom(std::as_bytes(std::span(&to, 1)));
+    into->CopyFrom(std::as_bytes(std::span(one_state)));
+    ASSERT_EQ(cudaGraphLaunch(graph, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    std::vector<uint16_t> memory(empty.size());
+    pool->CopyTo(std::as_writable_bytes(std::span(memory)));
+    const KvLayerView view = shape.View(memory.data());
+    const auto* const first =
+        static_cast<const uint16_t*>(view.k) + to / view.page_size * view.page_stride + to % view.page_size * view.slot_stride;
+    EXPECT_EQ(first[0], 0x3f80) << "slot " << to;
+    EXPECT_EQ(std::ranges::count(memory, 0x3f80), 2 * kHeads * kDim) << "slot " << to;
+    std::array<float, kDim + 1> now{};
+    into->CopyTo(std::as_writable_bytes(std::span(now)));
+    EXPECT_FLOAT_EQ(now[kDim], std::log(2.0f));
+  }
+  cudaGraphExecDestroy(graph);
+  cudaGraphDestroy(captured);
+  cudaStreamDestroy(stream);
+}
 
 // Refused before anything is read: 2^31 CTAs and more would be cut to 32 bits.
 TEST_F(CudaTest, MoreRowsThanAGridHoldsAreRefused) {

@@ -16,10 +16,11 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMaxStates = 16;  // folded by one launch
 
-// A span that a kernel can read: the span itself if the device can, else a copy that lives until the stream has passed it.
+// A span that a kernel can read: the caller's own if the device can, else a copy that lives until the stream has passed it.
 template <class T>
 class DeviceSpan {
  public:
+  // FAILED_PRECONDITION: the stream is being captured, and a replayed graph would read the host's memory as it is then.
   static Result<DeviceSpan> Make(std::span<const T> from, cudaStream_t stream) {
     DeviceSpan span;
     span.stream_ = stream;
@@ -29,6 +30,14 @@ class DeviceSpan {
     if (attributes.devicePointer != nullptr) {
       span.data_ = static_cast<const T*>(attributes.devicePointer);
       return Result<DeviceSpan>(std::move(span));
+    }
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    COPPICE_RETURN_IF_ERROR(CudaStatus(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing"));
+    if (capture != cudaStreamCaptureStatusNone) {
+      return FailedPrecondition(
+          "the stream is being captured, and a list of the call lies in host memory, which a replayed graph does not read; pass "
+          "one in "
+          "device memory, or make the call outside the capture");
     }
     span.on_host_ = true;
     COPPICE_RETURN_IF_ERROR(CudaStatus(cudaMallocAsync(&span.owned_, from.size_bytes(), stream), "cudaMallocAsync"));
