@@ -8,7 +8,7 @@ import numbers
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, TypeGuard, Union
 
 if TYPE_CHECKING:
     import numpy
@@ -162,7 +162,7 @@ def is_chat(prompt: object) -> bool:
     return is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def is_list(value: object) -> bool:
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
 
 
@@ -171,11 +171,11 @@ def is_one(prompts: object) -> bool:
     return isinstance(prompts, str) or is_chat(prompts) or (is_list(prompts) and len(prompts) > 0 and isinstance(prompts[0], numbers.Integral))
 
 
-def prompt_field(name: str, prompt: Prompt) -> dict[str, Any]:
+def prompt_field(name: str, prompt: object) -> dict[str, Any]:
     """The prompt as the field of an OpenAI body."""
     if isinstance(prompt, str):
         return {"prompt": prompt}
-    if is_chat(prompt):
+    if is_list(prompt) and is_chat(prompt):
         return {"messages": list(prompt)}
     if is_list(prompt) and all(isinstance(token, numbers.Integral) for token in prompt):
         return {"prompt": [int(token) for token in prompt]}

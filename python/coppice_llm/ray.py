@@ -7,6 +7,8 @@ folder of its own, and writes what actors send to one output. That output is all
 anew with what is left of its part, and a driver that was killed begins with what is left of the batch. docs/many_machines.md explains more.
 """
 
+from __future__ import annotations
+
 import argparse
 import collections
 import dataclasses
@@ -20,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from .__main__ import PROGRAM
 
@@ -290,7 +294,8 @@ class _Run:
         self._start(part)
 
 
-def batch(jsonl, out, *, model=None, num_workers, resources=None, errors=None, options=(), progress=lambda done, total: None):
+def batch(jsonl: str | os.PathLike[str], out: str | os.PathLike[str], *, model: str | None = None, num_workers: int, resources: Mapping[str, Any] | None = None,
+          errors: str | os.PathLike[str] | None = None, options: Sequence[str] = (), progress: Callable[[int, int], None] = lambda done, total: None) -> BatchResult:
     """Answers the requests of `jsonl` into `out`, formats and continuation as docs/batch.md has them. Returns a BatchResult.
 
     model: as `--model`, a path or name that is valid on this machine and on every worker's; None: the default one.
@@ -309,7 +314,7 @@ def batch(jsonl, out, *, model=None, num_workers, resources=None, errors=None, o
         raise ValueError(f"num_workers is {num_workers}, expected at least 1")
     jsonl, out = os.path.abspath(jsonl), os.path.abspath(out)
     errors = os.path.abspath(errors) if errors else out + ".errors"
-    resources = collections.ChainMap(resources or {}, {"num_cpus": 1})
+    resources = collections.ChainMap(dict(resources or {}), {"num_cpus": 1})
     if model:
         options = ["--model", os.path.abspath(model) if os.path.exists(model) else model, *options]
     options = list(options)
