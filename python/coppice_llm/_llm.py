@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _native
@@ -19,7 +19,7 @@ Kept = Completion | _native.Sample
 _PREFIX = "coppice_llm.save_prefix"  # the pin under which a prefix is computed to be saved
 
 
-class Explanation(dict):
+class Explanation(dict[str, Any]):
     """LLM.explain(): what is shared now. A dict, and as text a report of it."""
 
     def __str__(self) -> str:
@@ -35,6 +35,9 @@ class Explanation(dict):
             level = depth[node["id"]] = depth.get(node["parent"], 0) + 1
             pinned = ", pinned" if node["pinned"] else ""
             lines.append(f"{'  ' * level}tokens {node['begin']} to {node['end']}: {node['users']} samples now, found {node['hits']} times{pinned}")
+        for name, plan in (("last planned", self["plan"]), ("fullest", self["fullest_plan"])):
+            if plan is not None and (name == "fullest" or plan != self["fullest_plan"]):
+                lines.append(f"the {name} step, {plan['text'].rstrip()}")
         return "\n".join(lines)
 
 
@@ -62,10 +65,12 @@ class LLM:
     small), TimeoutError; RuntimeError for all else, a failed step among them.
     """
 
-    def __init__(self, model: str | os.PathLike[str] = "", device: str = "auto", **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] = "", device: str | Sequence[str] = "auto", **options: Any) -> None:
         """
         model: a GGUF file, a Hugging Face folder, or the name of a pulled model; "": the default model.
-        device: "cpu", "cuda", "cuda:1", or "auto", the first CUDA device if there is one that can, else the CPU.
+        device: "cpu", "cuda", "cuda:1", or "auto", the first CUDA device if there is one that can, else the CPU. A list, such as
+            ["cuda:0", "cuda:1"], divides one model among ranks, one on each of these GPUs; ["cpu", "cpu"] among two that divide the
+            threads (docs/ranks.md).
         options, all with defaults:
             dtype: "bf16", "f16" or "f32", of KV and products.
             weights: "fastest", "stored", "bf16" or "f32". Models of quantised files take updates as "bf16" or "f32" alone.
@@ -83,6 +88,12 @@ class LLM:
         for name in ("model_path", "event_thread"):
             if name in options:
                 raise TypeError(f"there is no option {name}={options[name]!r}")
+        if not isinstance(device, str):
+            if not is_list(device) or not all(isinstance(each, str) for each in device):
+                raise TypeError(f"device={device!r:.100}: expected a string or a list of strings")
+            if not device or not all(device):
+                raise ValueError(f"device={device!r:.100}: expected a device for each rank")
+            device = ",".join(device)
         self._native = _native.Engine({"model_path": os.fspath(model), "device": device, **options})
         self._model = self._native.model()
         _open.add(self)
@@ -316,18 +327,20 @@ class LLM:
 
     def metrics(self) -> dict[str, Any]:
         """Counters since the model was loaded, under the names of EngineMetrics (include/coppice/engine/engine.h): bytes, seconds,
-        tokens; "last_step" has those of the last step, "prefixes" the nodes of the prefix tree in most use."""
+        tokens; "last_step" has those of the last step, "prefixes" the nodes of the prefix tree in most use, "plan" and "fullest_plan"
+        what attention of a step read together and why, or None where nothing was planned yet."""
         return self._native.metrics()
 
     def explain(self) -> Explanation:
-        """What is shared now: the last step's reads of KV with and without sharing, and the prefix tree with its users."""
+        """What is shared now and why: the last step's reads of KV with and without sharing, the prefix tree with its users, and of the
+        last planned step and of the one with the most samples ("plan", "fullest_plan") which tokens were read together, and the reason."""
         metrics = self._native.metrics()
         step = metrics["last_step"]
         names = ("step", "decode_rows", "prefill_rows", "grouped_rows", "kv_bytes_read", "kv_bytes_read_unshared")
         return Explanation(
             {name: step[name] for name in names}
             | {f"total_{name}": metrics[name] for name in ("kv_bytes_read", "kv_bytes_read_unshared")}
-            | {name: metrics[name] for name in ("tree_nodes", "prefixes")})
+            | {name: metrics[name] for name in ("tree_nodes", "prefixes", "plan", "fullest_plan")})
 
     @property
     def model_info(self) -> dict[str, Any]:
@@ -360,19 +373,18 @@ class LLM:
 
 def _bodies(prompts: Prompt | Sequence[Prompt], params: Params, extra: Mapping[str, Any] | None = None) -> list[str]:
     """A body of a request for each prompt."""
-    if is_one(prompts):
-        prompts = [prompts]
-    if not is_list(prompts):
+    if not is_one(prompts) and not is_list(prompts):
         raise TypeError(f"prompts={prompts!r:.100}: expected a string, a list of token ids, a list of messages, or a list of these")
+    all_prompts: Sequence[Any] = [prompts] if is_one(prompts) else prompts
     if params is None:
         params = SamplingParams()
-    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    each = [params] * len(all_prompts) if isinstance(params, SamplingParams) else params
     if not is_list(each) or not all(isinstance(one, SamplingParams) for one in each):
         raise TypeError(f"params={params!r:.100}: expected SamplingParams, or a list with one for each prompt")
-    if len(each) != len(prompts):
-        raise ValueError(f"params has {len(each)} entries, expected {len(prompts)}, one for each prompt")
+    if len(each) != len(all_prompts):
+        raise ValueError(f"params has {len(each)} entries, expected {len(all_prompts)}, one for each prompt")
     bodies = []
-    for i, (prompt, one) in enumerate(zip(prompts, each)):
+    for i, (prompt, one) in enumerate(zip(all_prompts, each)):
         body = prompt_field(f"prompts[{i}]", prompt)
         bodies.append(dump(body | one._body("messages" in body) | dict(extra or {})))
     return bodies
@@ -400,7 +412,7 @@ def _whole(call: _native.Call | None) -> list[Completion]:
     return [Completion(*sample) for sample in news]
 
 
-def _take(call: _native.Call) -> list[tuple]:
+def _take(call: _native.Call) -> list[tuple[Any, ...]]:
     """The next news. The first Ctrl-C cancels what runs, so that the news are what there is."""
     try:
         return call.take()
@@ -426,7 +438,7 @@ def _pieces(call: _native.Call) -> Iterator[Completion]:
         call.cancel()
 
 
-async def _apieces(call: _native.Call | None) -> AsyncIterator[Completion]:
+async def _apieces(call: _native.Call | None) -> AsyncGenerator[Completion, None]:
     """The pieces of a call that is to be submitted; its end cancels what is left."""
     import asyncio  # half of the package's import
 
@@ -439,7 +451,7 @@ async def _apieces(call: _native.Call | None) -> AsyncIterator[Completion]:
                 yield Completion(*piece)
 
 
-async def _news(call: _native.Call) -> AsyncIterator[list[tuple]]:
+async def _news(call: _native.Call) -> AsyncGenerator[list[tuple[Any, ...]], None]:
     import asyncio
 
     loop = asyncio.get_running_loop()

@@ -4,6 +4,8 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "coppice/engine/step_plan.h"
+
 namespace coppice::python {
 namespace {
 
@@ -44,6 +46,42 @@ nb::dict ToDict(const CachedPrefix& prefix) {
   return dict;
 }
 
+nb::dict ToDict(const PlannedRead& read) {
+  nb::dict dict;
+  dict["node"] = read.node;
+  dict["parent"] = read.parent;
+  dict["begin"] = read.begin;
+  dict["end"] = read.end;
+  dict["samples"] = read.samples;
+  dict["together"] = read.together;
+  dict["reason"] = ReasonText(read);
+  dict["together_us"] = read.together_us;
+  dict["apart_us"] = read.apart_us;
+  return dict;
+}
+
+nb::object ToDict(const StepPlan* plan) {
+  if (plan == nullptr) return nb::none();
+  nb::dict dict;
+  dict["step"] = plan->step;
+  dict["decode_rows"] = plan->decode_rows;
+  dict["prefill_rows"] = plan->prefill_rows;
+  dict["kv_bytes_read"] = plan->kv_bytes_read;
+  dict["kv_bytes_read_unshared"] = plan->kv_bytes_read_unshared;
+  nb::list reads;
+  for (const PlannedRead& read : plan->reads) reads.append(ToDict(read));
+  dict["reads"] = reads;
+  dict["text"] = PlanText(*plan);
+  return dict;
+}
+
+nb::dict ToDict(const ChunkSpeed& speed) {
+  nb::dict dict;
+  dict["tokens"] = speed.tokens;
+  dict["tokens_per_second"] = speed.tokens_per_second;
+  return dict;
+}
+
 nb::dict ToDict(const SamplingParams& sampling) {
   nb::dict dict;
   dict["temperature"] = sampling.temperature;
@@ -78,6 +116,8 @@ nb::dict ToDict(const EngineMetrics& metrics) {
   dict["preemptions"] = metrics.preemptions;
   dict["waiting"] = metrics.waiting;
   dict["running"] = metrics.running;
+  dict["requests_begun"] = metrics.requests_begun;
+  dict["queue_seconds"] = metrics.queue_seconds;
   dict["pages_total"] = metrics.pages_total;
   dict["pages_used"] = metrics.pages_used;
   dict["peak_pages_used"] = metrics.peak_pages_used;
@@ -110,6 +150,11 @@ nb::dict ToDict(const EngineMetrics& metrics) {
   nb::list prefixes;
   for (const CachedPrefix& prefix : metrics.prefixes) prefixes.append(ToDict(prefix));
   dict["prefixes"] = prefixes;
+  dict["plan"] = ToDict(metrics.plan.get());
+  dict["fullest_plan"] = ToDict(metrics.fullest_plan.get());
+  nb::list chunk_probe;
+  for (const ChunkSpeed& speed : metrics.chunk_probe) chunk_probe.append(ToDict(speed));
+  dict["chunk_probe"] = chunk_probe;
   return dict;
 }
 

@@ -20,7 +20,7 @@ from program import TINY, default_model_or_skip, run_json  # noqa: E402
 
 import numpy  # noqa: E402
 
-from coppice_llm import LLM, Completion, SamplingParams  # noqa: E402
+from coppice_llm import LLM, Completion, SamplingParams, _llm  # noqa: E402
 
 IDS = [1, 5, 9, 13, 2, 7, 4]
 
@@ -94,6 +94,40 @@ class Generation(unittest.TestCase):
                         "--dtype", "f32", "--weights", "f32", "--ignore-eos")
         samples = self.llm.generate(IDS, SamplingParams(n=2, max_tokens=6, seed=3, ignore_eos=True))
         self.assertEqual([s.token_ids for s in samples], [s["token_ids"] for s in said["samples"]])
+
+    def test_a_list_of_devices_is_one_of_ranks(self):
+        params = SamplingParams(n=2, max_tokens=12, temperature=0, ignore_eos=True)
+        expected = [s.token_ids for s in self.llm.generate(IDS, params)]
+        with LLM(TINY, device=["cpu", "cpu"], kv_cache_bytes=16 << 20, num_threads=2, dtype="f32", weights="f32") as ranks:
+            self.assertEqual([s.token_ids for s in ranks.generate(IDS, params)], expected)
+
+    def test_python_runs_beside_the_engine(self):
+        # The GIL is free while steps run: another thread of Python goes on.
+        turns, done = [], threading.Event()
+
+        def count():
+            while not done.is_set():
+                turns.append(time.perf_counter())
+
+        thread = threading.Thread(target=count)
+        begin = time.perf_counter()
+        thread.start()
+        self.llm.generate(IDS, SamplingParams(n=64, max_tokens=200, ignore_eos=True))
+        end = time.perf_counter()
+        done.set()
+        thread.join()
+        pauses = numpy.diff([begin, *(turn for turn in turns if turn < end), end])
+        self.assertGreater(end - begin, 0.1)
+        self.assertLess(pauses.max(), 0.5 * (end - begin))
+
+    def test_a_step_is_one_batch_of_news(self):
+        call = self.llm._prepare(_llm._bodies(IDS, SamplingParams(n=8, max_tokens=20, ignore_eos=True)), False, False)
+        call.submit()
+        batches = []
+        while news := call.take():
+            batches.append([sample[1] for sample in news])
+        self.assertLessEqual(len(batches), 22)  # a step is taken once, whatever the samples
+        self.assertEqual(sorted(set(sum(batches, []))), list(range(8)))
 
     def test_params_by_prompt_and_seeds(self):
         short, long = SamplingParams(max_tokens=2, ignore_eos=True), SamplingParams(max_tokens=4, ignore_eos=True)
@@ -214,6 +248,11 @@ class Generation(unittest.TestCase):
         explained = self.llm.explain()
         self.assertTrue(any(node["pinned"] and node["end"] >= 112 for node in explained["prefixes"]), explained)
         self.assertIn("pinned", str(explained))
+        # Why: the prompt's read in the fullest step has its reason, also in the text.
+        read = next(read for read in explained["fullest_plan"]["reads"] if read["samples"] == 8)
+        self.assertRegex(read["reason"], "^8 samples read them (together|apart): ")
+        self.assertIn(read["reason"], str(explained))
+        self.assertEqual(self.llm.metrics()["fullest_plan"], explained["fullest_plan"])
         self.assertGreater(self.llm.metrics()["generated_tokens"], 0)
         self.llm.unpin("seen")
 
@@ -263,6 +302,9 @@ class Mistakes(unittest.TestCase):
         self.refused(ValueError, ["dtype", "'int8'", "bf16"], lambda: tiny(dtype="int8"))
         self.refused(ValueError, ["page_size", "0"], lambda: tiny(page_size=0))
         self.refused(FileNotFoundError, ["no_such_model"], lambda: LLM("/tmp/no_such_model", device="cpu"))
+        self.refused(TypeError, ["device", "[1]"], lambda: LLM(TINY, device=[1]))
+        self.refused(ValueError, ["device", "[]"], lambda: LLM(TINY, device=[]))
+        self.refused(ValueError, ["tpu"], lambda: LLM(TINY, device=["cpu", "tpu"]))
 
     def test_params(self):
         for params, words in (({"n": 0}, ["n ", "0"]), ({"temperature": -1.0}, ["temperature", "-1"]), ({"top_p": 1.5}, ["top_p", "1.5"]),

@@ -23,6 +23,12 @@ class Examples(unittest.TestCase):
     def setUpClass(cls):
         cls.model = default_model_or_skip()
 
+    def test_quick_start(self):
+        text = run("quick_start.py", self.model)
+        self.assertRegex(text, r"(?m)^scores: -\d+\.\d and -\d+\.\d$")
+        self.assertRegex(text, "8 samples read them (together|apart): predicted")
+        self.assertEqual(text.count("a sample that goes on"), 1)
+
     def test_best_of_n(self):
         lines = run("best_of_n.py", self.model, "The capital of France is", "4").splitlines()
         means = [float(line.split()[0]) for line in lines]
