@@ -10,7 +10,7 @@ import torch
 from . import _native, attention
 
 # Lives as long as the operators.
-_library = torch.library.Library("coppice", "DEF")
+_library: Any = torch.library.Library("coppice", "DEF")  # type: ignore[no-untyped-call]
 _library.define("run(Tensor q, Tensor k, Tensor v, int plan, bool heads_first=False) -> (Tensor, Tensor)")
 _library.define("merge_states(Tensor[] outs, Tensor[] lses, int device) -> (Tensor, Tensor)")
 _library.define("append_kv(Tensor(a!) k_pool, Tensor(b!) v_pool, Tensor k, Tensor v, Tensor slots, int device, bool heads_first=False) -> ()")
@@ -47,7 +47,7 @@ def _merge_states_fake(outs: list[torch.Tensor], lses: list[torch.Tensor], devic
 def _append_kv(k_pool: torch.Tensor, v_pool: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, device: int,
                heads_first: bool = False) -> None:
     pool = attention.KvPool(_object("device", device, attention.Device), k_pool.detach(), v_pool.detach(), "HND" if heads_first else "NHD")
-    pool.append(k.detach(), v.detach(), slots.tolist())
+    pool.append(k.detach(), v.detach(), slots.detach().to(torch.int64).contiguous())
 
 
 def _append_kv_fake(*_: object) -> None:

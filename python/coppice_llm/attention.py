@@ -10,8 +10,11 @@
     kv = attention.KvPool(device, k, v, layout="NHD")            # the caller's tensors, not copied
     out, lse = attention.run(q, kv, plan)
 
-Tensors are those of numpy, torch or whatever has DLPack, on the device's memory; results are of the same kind as `q`. TypeError and
-ValueError name the argument, what was found and what is expected. docs/attention.md explains what a plan is.
+Tensors are those of numpy, torch, CuPy, JAX or whatever has DLPack, in the device's memory; results are of the same kind as `q`.
+TypeError and ValueError name the argument, what was found and what is expected. docs/attention.md explains what a plan is.
+
+On a GPU all work is put into the stream that torch or CuPy computes on now. JAX has no such stream: calls with its arrays return when
+their work is done.
 
 Functions of torch that torch.compile traces may call `run`, `merge_states` and `KvPool.append`, also with fullgraph=True: they become
 the operators torch.ops.coppice.*, which are there once torch_ops() was called or a KvPool of torch's tensors was made. There is no
@@ -73,12 +76,19 @@ class Device:
         self.handle = next(_handles)
         _by_handle[self.handle] = self
 
-    def _stream(self, tensor: Any) -> int:
-        """The stream that the tensor's library computes on now; 0, the default one, where it says none."""
-        torch = _torch_of(tensor)
-        if torch is not None and tensor.is_cuda:
-            return torch.cuda.current_stream(tensor.device).cuda_stream
-        return 0
+    def _stream(self, tensor: Any = None) -> int:
+        """The stream that the tensor's library computes on now, as a number; 0 is the default one. Without a tensor: that of torch, or
+        of CuPy where torch's is the default one."""
+        ordinal = self._native.ordinal()
+        if ordinal is None:
+            return 0
+        library = None if tensor is None else _library_of(tensor)
+        torch, cupy = (sys.modules.get(name) if library in (None, name) else None for name in ("torch", "cupy"))
+        stream = torch.cuda.current_stream(ordinal).cuda_stream if torch is not None and torch.cuda.is_initialized() else 0
+        if stream == 0 and cupy is not None:
+            with cupy.cuda.Device(ordinal):
+                stream = cupy.cuda.get_current_stream().ptr
+        return stream
 
 
 class Forest:
@@ -103,36 +113,34 @@ class Forest:
         return self._native.add_branch(node, kv_len, list(pages), query_count)
 
     @classmethod
-    def of_page_tables(cls, page_tables: Sequence[Sequence[int]], kv_lens: Sequence[int], query_counts: Sequence[int] | None = None,
-                       page_size: int = 16) -> Forest:
+    def of_page_tables(cls, page_tables: Sequence[Sequence[int]] | Any, kv_lens: Sequence[int] | Any,
+                       query_counts: Sequence[int] | Any | None = None, page_size: int = 16) -> Forest:
         """The forest of requests whose sharing their page tables tell: pages that two tables begin with alike hold the same tokens.
 
-        page_tables: of each request, as `pages` of add_branch. kv_lens, query_counts (None: 1 each): as there. The branches have the
-        requests' numbers and order. Shared are whole pages that all queries of a request see whole.
+        page_tables: of each request, as `pages` of add_branch, or one array of integers in host memory, [requests, pages], whose rows
+        may have anything behind the pages that a request needs. kv_lens, query_counts (None: 1 each): as in add_branch; lists or arrays
+        in host memory. The branches have the requests' numbers and order. Shared are whole pages that all queries of a request see
+        whole.
         """
-        counts = [1] * len(page_tables) if query_counts is None else query_counts
-        if not len(page_tables) == len(kv_lens) == len(counts):
-            raise ValueError(f"there are {len(page_tables)} page_tables, {len(kv_lens)} kv_lens and {len(counts)} query_counts, expected as many of each")
+        import numpy
+
+        if getattr(page_tables, "ndim", 0) == 2:
+            pages = _host_ints("page_tables", page_tables, numpy.int32, 2)
+            begin = numpy.arange(len(pages), dtype=numpy.int64) * pages.shape[1]
+            end = begin + pages.shape[1]
+        else:
+            ends = list(itertools.accumulate(map(len, page_tables), initial=0))
+            pages = _host_ints("page_tables", list(itertools.chain.from_iterable(page_tables)), numpy.int32, 1)
+            begin, end = (numpy.array(each, numpy.int64) for each in (ends[:-1], ends[1:]))
+        lengths = _host_ints("kv_lens", kv_lens, numpy.int32, 1)
+        counts = numpy.ones_like(lengths) if query_counts is None else _host_ints("query_counts", query_counts, numpy.int32, 1)
+        if not len(begin) == len(lengths) == len(counts):
+            raise ValueError(f"there are {len(begin)} page_tables, {len(lengths)} kv_lens and {len(counts)} query_counts, expected as many of each")
+        if pages.ndim == 2:  # of rows as wide as the longest, no more than each needs
+            end = numpy.minimum(end, begin + (lengths.astype(numpy.int64) + page_size - 1) // page_size)
+            pages = pages.reshape(-1)
         forest = cls(page_size)
-        fronts = [list(table[:max(0, (kv_len - count + 1) // page_size)]) for table, kv_len, count in zip(page_tables, kv_lens, counts)]
-        order = sorted(range(len(fronts)), key=fronts.__getitem__)
-        common = [0] + [_common(fronts[a], fronts[b]) for a, b in zip(order, order[1:])]  # pages, with the one before in the order
-        ends: dict[int, int] = {}  # by request, the node of its branch
-        pending: list[tuple[int, int, int, int | None]] = [(0, len(order), 0, None)] if order else []
-        while pending:  # the requests of order[first:last] share `parent`, which has so many pages
-            first, last, pages, parent = pending.pop()
-            if last - first == 1:
-                request = order[first]
-                complete = parent is not None and pages * page_size == kv_lens[request]
-                ends[request] = parent if complete else forest.add_node(parent, pages * page_size)
-                continue
-            shared = min(common[first + 1:last])
-            if shared > pages:
-                parent = forest.add_node(parent, pages * page_size, shared * page_size)
-            cuts = [first, *(i for i in range(first + 1, last) if common[i] == shared), last]
-            pending += [(begin, end, shared, parent) for begin, end in zip(cuts, cuts[1:])]
-        for request, (table, kv_len, count) in enumerate(zip(page_tables, kv_lens, counts)):
-            forest.add_branch(ends[request], kv_len, table, count)
+        forest._native.add_page_tables(pages, begin, end, lengths, counts)
         return forest
 
     def set_length(self, branch: int, kv_len: int) -> None:
@@ -174,9 +182,13 @@ class Plan:
         _by_handle[self.handle] = self
         self.update(forest)
 
-    def update(self, forest: Forest, stream: int = 0) -> None:
-        """Makes the plan fit the forest, after each of its changes. MemoryError: it exceeds a capacity."""
-        self._native.update(forest._native, stream)
+    def update(self, forest: Forest, stream: int | None = None) -> None:
+        """Makes the plan fit the forest, after each of its changes, or another forest. MemoryError: it exceeds a capacity.
+
+        On a GPU what changed is copied there, in `stream`, which is not being captured; None: the one that torch or CuPy computes on.
+        A captured graph of `run` computes, when it is replayed behind the copy, what the plan then says.
+        """
+        self._native.update(forest._native, self.device._stream() if stream is None else stream)
 
     @property
     def num_queries(self) -> int:
@@ -196,53 +208,61 @@ class KvPool:
     """The KV of one layer in the caller's memory, which nothing here copies.
 
     k, v: [pages, page_size, num_kv_heads, head_dim] with layout "NHD", [pages, num_kv_heads, page_size, head_dim] with "HND"; any
-    strides but head_dim's, equal in both. They stay alive with the pool.
+    strides but head_dim's, equal in both. They stay alive with the pool. What is read-only, JAX's arrays among it, is read.
     """
 
     def __init__(self, device: Device, k: Any, v: Any, layout: str = "NHD") -> None:
         if layout not in ("NHD", "HND"):
             raise ValueError(f"layout={layout!r}: expected 'NHD' or 'HND'")
         self.device, self.k, self.v, self.heads_first = device, k, v, layout == "HND"
-        self._native = _native.AttentionKv(device._native, k, v, self.heads_first)
+        self._native = _native.AttentionKv(device._native, _ready(k), _ready(v), self.heads_first)
         if _torch_of(k) is not None:
             torch_ops()
 
-    def append(self, k: Any, v: Any, slots: Sequence[int]) -> None:
+    def append(self, k: Any, v: Any, slots: Sequence[int] | Any) -> None:
         """Writes tokens: k, v [tokens, num_kv_heads, head_dim] go to page slots[t] // page_size, place slots[t] % page_size; a
-        negative entry is skipped. IndexError and ValueError leave the pool as it was."""
+        negative entry is skipped. ValueError leaves the pool as it was.
+
+        slots: integers, or an int64 tensor [tokens]. On a GPU one that lies there is read by the GPU: its values are not checked, no
+        copy is made, and the call may be captured in a CUDA graph."""
         if ops := _traced("k", k):
             ops.append_kv(self.k, self.v, k, v, sys.modules["torch"].as_tensor(slots), self.device.handle, self.heads_first)
         else:
-            self._native.append(k, v, [int(slot) for slot in slots], self.device._stream(k))
+            if not hasattr(slots, "__dlpack__") or _library_of(slots) == "numpy":
+                import numpy
+
+                slots = _host_ints("slots", slots, numpy.int64, 1)
+            self._native.append(_ready(k), _ready(v), slots, self.device._stream(k))
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Entries that both begin with."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    return next(i for i in range(shorter) if a[i] != b[i])
-
-
-def run(q: Any, kv: KvPool, plan: Plan, out: Any = None, lse: Any = None) -> tuple[Any, Any]:
+def run(q: Any, kv: KvPool, plan: Plan, out: Any = None, lse: Any = None, return_lse: bool = True) -> tuple[Any, Any]:
     """softmax(sm_scale * q . k) v of all queries of the plan.
 
     q: [rows, num_qo_heads, head_dim], heads contiguous, with the plan's num_queries rows at least. out: like q; lse: float32
     [rows, num_qo_heads], natural logarithms of the sums of exponentials; both are made where they are None. A row that sees nothing,
-    and one behind the queries in what is made here, has out 0 and lse -inf.
-    On a GPU the work is put into the current stream of torch, else the default one.
+    and one behind the queries in what is made here, has out 0 and lse -inf. return_lse=False: lse is None and not computed, unless it
+    is given.
     """
     if ops := _traced("q", q):
         made_out, made_lse = ops.run(q, kv.k, kv.v, plan.handle, kv.heads_first)
-        return made_out if out is None else out.copy_(made_out), made_lse if lse is None else lse.copy_(made_lse)
-    rows = plan.num_queries
+        made_lse = made_lse if lse is None else lse.copy_(made_lse)
+        return made_out if out is None else out.copy_(made_out), made_lse if return_lse or lse is not None else None
+    rows, library = plan.num_queries, _library_of(q)
+    lse_shape = (q.shape[0], plan.num_qo_heads)
+    if library == "jax" and out is None and lse is None:
+        out = _buffer(plan.device, q.shape, q.dtype)
+        lse = _buffer(plan.device, lse_shape, "float32", -float("inf")) if return_lse else None
+        plan._native.run(kv._native, _ready(q), out, lse, 0)
+        return _of_jax(plan.device, out), _of_jax(plan.device, lse)
     if out is None:
         out = _empty_like(q, q.shape)
-        out[rows:] = 0
-    if lse is None:
-        lse = _empty_like(q, (q.shape[0], plan.num_qo_heads), "float32")
-        lse[rows:] = -float("inf")
-    plan._native.run(kv._native, q, out, lse, plan.device._stream(q))
+        if len(q) > rows:
+            out[rows:] = 0
+    if lse is None and return_lse:
+        lse = _empty_like(q, lse_shape, "float32")
+        if len(q) > rows:
+            lse[rows:] = -float("inf")
+    plan._native.run(kv._native, _ready(q), out, lse, plan.device._stream(q))
     return out, lse
 
 
@@ -251,8 +271,14 @@ def merge_states(device: Device, states: Sequence[tuple[Any, Any]]) -> tuple[Any
     each. Exact, and in any order but for rounding. The states stay as they are."""
     if not states:
         raise ValueError("states is empty, expected one state at least")
-    if ops := _traced("states[0]", states[0][0]):
-        return ops.merge_states([out for out, _ in states], [lse for _, lse in states], device.handle)
+    first = states[0][0]
+    if ops := _traced("states[0]", first):
+        out, lse = ops.merge_states([out for out, _ in states], [lse for _, lse in states], device.handle)
+        return out, lse
+    if _library_of(first) == "jax":
+        out, lse = _buffer(device, first.shape, first.dtype), _buffer(device, states[0][1].shape, "float32", -float("inf"))
+        _native.merge_states(device._native, out, lse, [(_ready(o), _ready(l)) for o, l in states], 0)
+        return _of_jax(device, out), _of_jax(device, lse)
     out, lse = (_copy(part) for part in states[0])
     _native.merge_states(device._native, out, lse, [(o, l) for o, l in states[1:]], device._stream(out))
     return out, lse
@@ -263,6 +289,17 @@ def merge_state(device: Device, out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) 
     return merge_states(device, [(out_a, lse_a), (out_b, lse_b)])
 
 
+def _library_of(tensor: Any) -> str:
+    """The name of the package that a tensor is of."""
+    name = type(tensor).__module__.partition(".")[0]
+    return "jax" if name == "jaxlib" else name
+
+
+def _ready(tensor: Any) -> Any:
+    """The tensor, computed: JAX computes on streams of its own."""
+    return tensor.block_until_ready() if _library_of(tensor) == "jax" else tensor
+
+
 def _empty_like(tensor: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
     """Memory of the tensor's library and device."""
     torch = _torch_of(tensor)
@@ -270,8 +307,40 @@ def _empty_like(tensor: Any, shape: Sequence[int], dtype: str | None = None) -> 
         return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else tensor.dtype, device=tensor.device)
     import numpy
 
-    return numpy.empty(shape, dtype or tensor.dtype)
+    library = sys.modules["cupy"] if _library_of(tensor) == "cupy" else numpy
+    return library.empty(shape, dtype or tensor.dtype)
+
+
+def _buffer(device: Device, shape: Sequence[int], dtype: Any, fill: float = 0) -> Any:
+    """Memory of Coppice's own with DLPack, for a library whose arrays cannot be written: zeros, or `fill` where it is float32."""
+    name = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}.get(str(dtype))
+    if name is None:
+        raise ValueError(f"q is {dtype}, expected float32, float16 or bfloat16")
+    return _native.buffer(device._native, list(shape), name, fill)
+
+
+def _of_jax(device: Device, buffer: Any) -> Any:
+    """The memory, written by the default stream, as an array of JAX."""
+    if buffer is None:
+        return None
+    device._native.synchronize(0)
+    return sys.modules["jax"].dlpack.from_dlpack(buffer)
 
 
 def _copy(tensor: Any) -> Any:
     return tensor.clone() if hasattr(tensor, "clone") else tensor.copy()
+
+
+def _host_ints(name: str, values: Any, dtype: Any, ndim: int) -> Any:
+    """An array of integers in host memory, contiguous. TypeError and ValueError name what is none."""
+    import numpy
+
+    if getattr(values, "is_cuda", False) or hasattr(values, "__cuda_array_interface__"):
+        raise ValueError(f"{name} is on a GPU, expected host memory")
+    array = numpy.asarray(values) if len(values) else numpy.zeros((0,) * ndim, dtype)
+    if array.dtype.kind not in "iu" or array.ndim != ndim:
+        raise TypeError(f"{name} is {array.dtype} of {array.ndim} dimensions, expected integers of {ndim}")
+    least, most = (array.min(), array.max()) if array.size else (0, 0)
+    if most > numpy.iinfo(dtype).max or least < numpy.iinfo(dtype).min:
+        raise ValueError(f"{name} has values from {least} to {most}, expected those of {numpy.dtype(dtype).name}")
+    return numpy.ascontiguousarray(array, dtype)

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <string>
 
+#include "core/check.h"
 #include "core/math.h"
 
 namespace coppice::attention {
@@ -40,6 +42,92 @@ class TreeBuilder {
   const UniformTree& tree_;
   OwnedForest& forest_;
   int32_t next_page_ = 0;
+};
+
+Status CheckPageTables(const PageTables& tables) {
+  const size_t count = tables.kv_len.size();
+  for (const size_t size : {tables.begin.size(), tables.end.size(), tables.query_count.size()}) {
+    if (size == count) continue;
+    return InvalidArgument("page tables: " + std::to_string(size) + " entries for " + std::to_string(count) +
+                           " lengths; expected as many");
+  }
+  for (size_t r = 0; r < count; ++r) {
+    if (tables.begin[r] >= 0 && tables.begin[r] <= tables.end[r] && tables.end[r] <= std::ssize(tables.pages)) continue;
+    return InvalidArgument("page tables: request " + std::to_string(r) + " has the entries [" + std::to_string(tables.begin[r]) +
+                           ", " + std::to_string(tables.end[r]) + ") of " + std::to_string(tables.pages.size()));
+  }
+  return OkStatus();
+}
+
+// Makes nodes of what sorted page tables have in common with their neighbours.
+class PageTableForest {
+ public:
+  PageTableForest(const PageTables& tables, OwnedForest& forest) : tables_(tables), forest_(forest) {}
+
+  void Add() {
+    const int32_t count = static_cast<int32_t>(tables_.kv_len.size());
+    fronts_.reserve(count);
+    for (int32_t r = 0; r < count; ++r) fronts_.push_back(Front(r));
+    order_.resize(count);
+    std::iota(order_.begin(), order_.end(), 0);
+    std::ranges::stable_sort(order_,
+                             [&](int32_t a, int32_t b) { return std::ranges::lexicographical_compare(fronts_[a], fronts_[b]); });
+    common_.assign(count, 0);
+    for (int32_t i = 1; i < count; ++i) {
+      const std::span<const int32_t> a = fronts_[order_[i - 1]], b = fronts_[order_[i]];
+      common_[i] = static_cast<int32_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+    }
+    ends_.assign(count, kNoParent);
+    if (count > 0) runs_.push_back({.last = count});
+    while (!runs_.empty()) {
+      const Run run = runs_.back();
+      runs_.pop_back();
+      Divide(run);
+    }
+    for (int32_t r = 0; r < count; ++r) forest_.AddBranch(ends_[r], tables_.kv_len[r], tables_.query_count[r], Table(r));
+  }
+
+ private:
+  // Requests order_[first .. last) below `parent`, which ends behind so many pages.
+  struct Run {
+    int32_t first = 0, last = 0, pages = 0, parent = kNoParent;
+  };
+
+  std::span<const int32_t> Table(int32_t r) const {
+    return tables_.pages.subspan(tables_.begin[r], tables_.end[r] - tables_.begin[r]);
+  }
+  // The pages that all queries of the request see whole.
+  std::span<const int32_t> Front(int32_t r) const {
+    const int64_t seen_by_first = int64_t{tables_.kv_len[r]} - std::max(tables_.query_count[r], 1) + 1;
+    const int64_t pages = std::max<int64_t>(seen_by_first, 0) / forest_.page_size;
+    return Table(r).first(std::min<int64_t>(pages, tables_.end[r] - tables_.begin[r]));
+  }
+
+  void Divide(Run run) {
+    if (run.last - run.first == 1) {
+      const int32_t r = order_[run.first], begin = run.pages * forest_.page_size;
+      const bool complete = run.parent != kNoParent && begin == tables_.kv_len[r];
+      ends_[r] = complete ? run.parent : forest_.AddNode(run.parent, begin, kLive);
+      return;
+    }
+    const int32_t shared = *std::min_element(common_.begin() + run.first + 1, common_.begin() + run.last);
+    if (shared > run.pages) {
+      run.parent = forest_.AddNode(run.parent, run.pages * forest_.page_size, shared * forest_.page_size);
+    }
+    int32_t first = run.first;
+    for (int32_t i = run.first + 1; i <= run.last; ++i) {
+      if (i < run.last && common_[i] > shared) continue;
+      runs_.push_back({.first = first, .last = i, .pages = shared, .parent = run.parent});
+      first = i;
+    }
+  }
+
+  const PageTables& tables_;
+  OwnedForest& forest_;
+  std::vector<std::span<const int32_t>> fronts_;  // by request
+  std::vector<int32_t> order_, common_;           // common_[i]: pages that order_[i] and the one before it begin with
+  std::vector<int32_t> ends_;                     // by request, the node of its branch
+  std::vector<Run> runs_;
 };
 
 }  // namespace
@@ -120,6 +208,12 @@ PlanCapacity OwnedForest::Capacity() const {
 void AddUniformTree(const UniformTree& tree, OwnedForest& forest) {
   forest.page_size = tree.page_size;
   TreeBuilder(tree, forest).AddLevel(0, kNoParent, 0, {});
+}
+
+Status AddPageTables(const PageTables& tables, OwnedForest& forest) {
+  COPPICE_RETURN_IF_ERROR(CheckPageTables(tables));
+  PageTableForest(tables, forest).Add();
+  return OkStatus();
 }
 
 }  // namespace coppice::attention

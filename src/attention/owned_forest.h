@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "coppice/attention/attention.h"
+#include "coppice/core/status.h"
 
 namespace coppice::attention {
 
@@ -51,5 +52,18 @@ struct UniformTree {
 
 // Adds the tree to `forest`, depth first; pages are handed out in the order of first use. REQUIRES: an empty forest.
 void AddUniformTree(const UniformTree& tree, OwnedForest& forest);
+
+// Requests and their page tables, one entry each: request r's pages are pages[begin[r] .. end[r]), which may be more than its
+// kv_len tokens need; query_count as PrefixForestView has it.
+struct PageTables {
+  std::span<const int32_t> pages;
+  std::span<const int64_t> begin, end;
+  std::span<const int32_t> kv_len, query_count;
+};
+
+// Adds the forest of requests whose sharing their page tables tell: pages that two tables begin with alike hold the same tokens.
+// Shared are whole pages that all queries of a request see whole. Branches have the requests' order. INVALID_ARGUMENT: spans of
+// different sizes, or a table that lies outside of `pages`; the forest stays as it was. O(sum of tables + requests x levels).
+Status AddPageTables(const PageTables& tables, OwnedForest& forest);
 
 }  // namespace coppice::attention

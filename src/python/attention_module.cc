@@ -8,10 +8,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <charconv>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "attention/owned_forest.h"
 #include "coppice/attention/attention.h"
 #include "coppice/attention/dlpack.h"
+#include "core/device.h"
 #include "core/thread_pool.h"
 #include "python/errors.h"
 #include "python/process_check.h"
@@ -59,18 +62,31 @@ class PyContext {
   // Held while the device's threads compute.
   std::mutex& running() { return running_; }
 
-  void CheckDevice(const char* name, int type, int id) const {
-    const bool cpu = owned_->context->device() == DeviceKind::kCpu;
-    if (cpu ? type == nb::device::cpu::value : type == nb::device::cuda::value && id == ordinal_) return;
+  void CheckDevice(const std::string& name, int type, int id) const {
+    if (is_cpu() ? type == nb::device::cpu::value : type == nb::device::cuda::value && id == ordinal_) return;
     throw nb::value_error(fmt::format("{} is on another device (DLPack's {}:{}), expected {}", name, type, id,
-                                      cpu ? "host memory" : fmt::format("cuda:{}", ordinal_))
+                                      is_cpu() ? "host memory" : fmt::format("cuda:{}", ordinal_))
                               .c_str());
+  }
+  int ordinal() const { return ordinal_; }
+  bool is_cpu() const { return owned_->context->device() == DeviceKind::kCpu; }
+
+  // Memory of the device that is given back with the last of its owners.
+  std::shared_ptr<DeviceMemory> Allocate(size_t bytes) {
+    return std::make_shared<DeviceMemory>(ValueOrThrow(device().Allocate(bytes)));
+  }
+  Device& device() {
+    if (!owned_->device) {
+      owned_->device = is_cpu() ? Device::CreateCpu(owned_->threads.get()) : ValueOrThrow(Device::CreateCuda(ordinal_));
+    }
+    return *owned_->device;
   }
 
  private:
   struct Owned {
     std::unique_ptr<ThreadPool> threads;
     std::unique_ptr<attention::Context> context;
+    std::unique_ptr<Device> device;  // none before something is allocated
   };
 
   static int OrdinalOf(const std::string& device) {
@@ -91,6 +107,14 @@ class PyContext {
   std::mutex running_;
 };
 
+using HostInts = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using HostOffsets = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class Array>
+auto ToSpan(const Array& array) {
+  return std::span(array.data(), array.size());
+}
+
 // Who shares which KV. `edits` counts changes, so that a plan knows whether it has seen them.
 struct PyForest {
   OwnedForest forest;
@@ -98,15 +122,23 @@ struct PyForest {
 
   int32_t AddNode(int32_t parent, int32_t begin, std::optional<int32_t> end) {
     if (parent != attention::kNoParent) CheckIndex("parent", parent, forest.node_parent.size());
-    ++edits;
-    ++forest.version;
+    Changed();
     return forest.AddNode(parent, begin, end.value_or(attention::kLive));
   }
   int32_t AddBranch(int32_t node, int32_t kv_len, const std::vector<int32_t>& pages, int32_t query_count) {
     CheckIndex("node", node, forest.node_parent.size());
-    ++edits;
-    ++forest.version;
+    Changed();
     return forest.AddBranch(node, kv_len, query_count, pages);
+  }
+  void AddPageTables(const HostInts& pages, const HostOffsets& begin, const HostOffsets& end, const HostInts& kv_lens,
+                     const HostInts& query_counts) {
+    Changed();
+    ThrowIfError(attention::AddPageTables({.pages = ToSpan(pages),
+                                           .begin = ToSpan(begin),
+                                           .end = ToSpan(end),
+                                           .kv_len = ToSpan(kv_lens),
+                                           .query_count = ToSpan(query_counts)},
+                                          forest));
   }
   void SetLength(int32_t branch, int32_t kv_len) {
     CheckIndex("branch", branch, forest.branch_node.size());
@@ -117,13 +149,41 @@ struct PyForest {
     if (index < 0 || static_cast<size_t>(index) >= count)
       throw nb::value_error(fmt::format("{}={}: there are {} of them so far", name, index, count).c_str());
   }
+
+ private:
+  // No two forests have a version in common, so that a plan may go from one to another.
+  void Changed() {
+    static std::atomic<uint64_t> versions = 0;
+    forest.version = ++versions;
+    ++edits;
+  }
 };
+
+std::string Shape(const Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.shape, tensor.shape + tensor.ndim, ", ")); }
+
+// The slots of an append, in host memory or on the pool's GPU.
+nb::ndarray<nb::ro> TakeSlots(const PyContext& context, const nb::object& value) {
+  auto slots = TakeTensor<nb::ndarray<nb::ro>>("slots", value);
+  if (slots.device_type() != nb::device::cpu::value) context.CheckDevice("slots", slots.device_type(), slots.device_id());
+  const Tensor view = ToTensor(slots);
+  CheckContiguous("slots", view);
+  if (view.ndim != 1 || slots.dtype() != nb::dtype<int64_t>()) {
+    throw nb::value_error(fmt::format("slots is {} of DLPack dtype (code {}, {} bits), expected int64 [tokens]", Shape(view),
+                                      static_cast<int>(view.dtype.code), static_cast<int>(view.dtype.bits))
+                              .c_str());
+  }
+  return slots;
+}
 
 // KV of one layer in the caller's memory, bound once for each spec that reads it.
 class PyKv {
  public:
-  PyKv(std::shared_ptr<PyContext> context, nb::ndarray<> k, nb::ndarray<> v, bool heads_first)
-      : context_(std::move(context)), k_(std::move(k)), v_(std::move(v)) {
+  PyKv(std::shared_ptr<PyContext> context, const nb::object& k, const nb::object& v, bool heads_first)
+      : context_(std::move(context)),
+        k_object_(k),
+        v_object_(v),
+        k_(TakeTensor<nb::ndarray<nb::ro>>("k", k)),
+        v_(TakeTensor<nb::ndarray<nb::ro>>("v", v)) {
     context_->CheckDevice("k", k_.device_type(), k_.device_id());
     context_->CheckDevice("v", v_.device_type(), v_.device_id());
     const auto layout = heads_first ? attention::KvLayout::kHND : attention::KvLayout::kNHD;
@@ -147,10 +207,12 @@ class PyKv {
     return *bound_.emplace_back(ValueOrThrow(context_->context().BindKv(spec, view_)));
   }
   const std::shared_ptr<PyContext>& context() const { return context_; }
-  const KvLayerView& view() const { return view_; }
 
-  void Append(const nb::object& k, const nb::object& v, const std::vector<int64_t>& slots, uintptr_t stream) {
+  void Append(const nb::object& k, const nb::object& v, const nb::object& slots_value, uintptr_t stream) {
+    (void)TakeTensor<nb::ndarray<>>("the pool's k", k_object_);  // it is written
+    (void)TakeTensor<nb::ndarray<>>("the pool's v", v_object_);
     const auto k_rows = TakeTensor<nb::ndarray<nb::ro>>("k", k), v_rows = TakeTensor<nb::ndarray<nb::ro>>("v", v);
+    const nb::ndarray<nb::ro> slots = TakeSlots(*context_, slots_value);
     const attention::RowsView keys = Rows("k", k_rows, slots.size()), values = Rows("v", v_rows, slots.size());
     if (keys.row_stride != values.row_stride) {
       throw nb::value_error(
@@ -161,16 +223,18 @@ class PyKv {
                              .head_dim = head_dim_,
                              .q_dtype = view_.dtype,
                              .kv_dtype = view_.dtype};
+    const attention::AppendArgs args{.k = keys.data,
+                                     .v = values.data,
+                                     .row_stride = keys.row_stride,
+                                     .slot_mapping = {static_cast<const int64_t*>(slots.data()), slots.size()}};
     attention::Context& context = context_->context();
-    const nb::gil_scoped_release release;
-    const std::lock_guard lock(context_->running());
-    Status status =
-        context.AppendKv(spec, view_, {.k = keys.data, .v = values.data, .row_stride = keys.row_stride, .slot_mapping = slots},
-                         reinterpret_cast<Stream>(stream));
-    if (!status.ok()) {
-      const nb::gil_scoped_acquire acquire;
-      Throw(status);
+    Status status;
+    {
+      const nb::gil_scoped_release release;
+      const std::lock_guard lock(context_->running());
+      status = context.AppendKv(spec, view_, args, reinterpret_cast<Stream>(stream));
     }
+    ThrowIfError(status);
   }
 
  private:
@@ -187,7 +251,8 @@ class PyKv {
   }
 
   std::shared_ptr<PyContext> context_;
-  nb::ndarray<> k_, v_;
+  nb::object k_object_, v_object_;
+  nb::ndarray<nb::ro> k_, v_;
   KvLayerView view_;
   int32_t num_kv_heads_ = 0, head_dim_ = 0;
   std::vector<std::unique_ptr<BoundKv>> bound_;
@@ -253,9 +318,11 @@ class PyPlan {
       context_->CheckDevice("lse", lse_array->device_type(), lse_array->device_id());
       const Tensor view = ToTensor(*lse_array);
       CheckContiguous("lse", view);
-      if (view.ndim != 2 || view.shape[0] < num_queries_ || view.shape[1] != spec_.num_qo_heads ||
-          TakeDType("lse", view) != DType::kF32)
-        throw nb::value_error(fmt::format("lse: expected float32 [{}, {}]", num_queries_, spec_.num_qo_heads).c_str());
+      const DType dtype = TakeDType("lse", view);
+      if (view.ndim != 2 || view.shape[0] < num_queries_ || view.shape[1] != spec_.num_qo_heads || dtype != DType::kF32) {
+        throw nb::value_error(
+            fmt::format("lse is {} {}, expected f32 [{}, {}]", Name(dtype), Shape(view), num_queries_, spec_.num_qo_heads).c_str());
+      }
     }
     const BoundKv& bound = kv.Bound(spec_);
     const attention::RunArgs args{.q = q_rows.data,
@@ -312,31 +379,66 @@ class PyPlan {
   int32_t num_queries_ = 0;
 };
 
+// Memory for a result of a library whose tensors cannot be written: zeros, or `fill` where it is f32.
+nb::ndarray<nb::array_api> MakeBuffer(const std::shared_ptr<PyContext>& context, const std::vector<size_t>& shape,
+                                      const std::string& dtype, float fill) {
+  const DType type = ParseDType("dtype", dtype);
+  size_t elements = 1;
+  for (const size_t size : shape) elements *= size;
+  std::shared_ptr<DeviceMemory> memory = context->Allocate(elements * SizeOf(type));
+  if (type == DType::kF32 && fill != 0) {
+    const std::vector<float> filled(elements, fill);
+    ThrowIfError(context->device().Copy(memory->data(), filled.data(), memory->size(), nullptr));
+  }
+  // The memory goes before the device that it is of.
+  struct Owner {
+    std::shared_ptr<PyContext> context;
+    std::shared_ptr<DeviceMemory> memory;
+  };
+  void* const data = memory->data();
+  const nb::capsule owner(new Owner{context, std::move(memory)},
+                          [](void* pointer) noexcept { delete static_cast<Owner*>(pointer); });
+  const nb::dlpack::dtype element{
+      static_cast<uint8_t>(type == DType::kBF16 ? nb::dlpack::dtype_code::Bfloat : nb::dlpack::dtype_code::Float),
+      static_cast<uint8_t>(8 * SizeOf(type)), 1};
+  return nb::ndarray<nb::array_api>(data, shape.size(), shape.data(), owner, nullptr, element,
+                                    context->is_cpu() ? nb::device::cpu::value : nb::device::cuda::value,
+                                    context->device().ordinal());
+}
+
 // into = merge(into, others), in place: out [n, heads, head_dim], lse float32 [n, heads].
 void MergeStates(PyContext& context, const nb::object& out, const nb::object& lse,
                  const std::vector<std::pair<nb::object, nb::object>>& others, uintptr_t stream) {
   struct Taken {
-    nb::ndarray<> out, lse;
+    nb::ndarray<nb::ro> out, lse;
   };
   std::vector<Taken> taken;
   const auto take = [&](const std::string& name, const nb::object& out_value, const nb::object& lse_value) -> attention::StateView {
-    Taken& state = taken.emplace_back(
-        Taken{TakeTensor<nb::ndarray<>>(name + ".out", out_value), TakeTensor<nb::ndarray<>>(name + ".lse", lse_value)});
-    for (const nb::ndarray<>* array : {&state.out, &state.lse}) {
-      context.CheckDevice(name.c_str(), array->device_type(), array->device_id());
+    Taken& state = taken.emplace_back(Taken{TakeTensor<nb::ndarray<nb::ro>>(name + ".out", out_value),
+                                            TakeTensor<nb::ndarray<nb::ro>>(name + ".lse", lse_value)});
+    for (const nb::ndarray<nb::ro>* array : {&state.out, &state.lse}) {
+      context.CheckDevice(name, array->device_type(), array->device_id());
       CheckContiguous(name, ToTensor(*array));
     }
     const Tensor o = ToTensor(state.out), l = ToTensor(state.lse), first = ToTensor(taken.front().out);
     const bool shaped = o.ndim == 3 && l.ndim == 2 && o.shape[0] == first.shape[0] && o.shape[1] == first.shape[1] &&
                         o.shape[2] == first.shape[2] && l.shape[0] == o.shape[0] && l.shape[1] == o.shape[1];
-    if (!shaped)
-      throw nb::value_error((name + ": expected out [n, heads, head_dim] and lse [n, heads], the same for all states").c_str());
-    if (TakeDType(name + ".lse", l) != DType::kF32) throw nb::value_error((name + ".lse: expected float32").c_str());
-    if (TakeDType(name + ".out", o) != TakeDType(name, first))
-      throw nb::value_error((name + ".out: expected the dtype of the first state").c_str());
+    if (!shaped) {
+      throw nb::value_error(
+          fmt::format("{} is out {} and lse {}, expected out [n, heads, head_dim] and lse [n, heads], the same for all states: "
+                      "states[0].out is {}",
+                      name, Shape(o), Shape(l), Shape(first))
+              .c_str());
+    }
+    if (const DType dtype = TakeDType(name + ".lse", l); dtype != DType::kF32)
+      throw nb::value_error(fmt::format("{}.lse is {}, expected f32", name, Name(dtype)).c_str());
+    if (const DType dtype = TakeDType(name + ".out", o), expected = TakeDType("states[0].out", first); dtype != expected)
+      throw nb::value_error(fmt::format("{}.out is {}, expected {}, as states[0].out", name, Name(dtype), Name(expected)).c_str());
     return {.out = o.data, .lse = static_cast<float*>(l.data)};
   };
   taken.reserve(others.size() + 1);
+  (void)TakeTensor<nb::ndarray<>>("states[0].out", out);  // they are written
+  (void)TakeTensor<nb::ndarray<>>("states[0].lse", lse);
   const attention::StateView into = take("states[0]", out, lse);
   std::vector<attention::StateView> from;
   for (const auto& [other_out, other_lse] : others)
@@ -357,7 +459,11 @@ void MergeStates(PyContext& context, const nb::object& out, const nb::object& ls
 }  // namespace
 
 void AddAttention(nb::module_& module) {
-  nb::class_<PyContext>(module, "AttentionDevice").def(nb::init<const std::string&, int>(), "device"_a, "num_threads"_a);
+  nb::class_<PyContext>(module, "AttentionDevice")
+      .def(nb::init<const std::string&, int>(), "device"_a, "num_threads"_a)
+      .def("ordinal", [](PyContext& self) { return self.is_cpu() ? std::nullopt : std::optional(self.ordinal()); })
+      .def("synchronize",
+           [](PyContext& self, uintptr_t stream) { ThrowIfError(self.device().Synchronize(reinterpret_cast<Stream>(stream))); });
   nb::class_<PyForest>(module, "AttentionForest")
       .def("__init__",
            [](PyForest* self, int32_t page_size) {
@@ -366,6 +472,7 @@ void AddAttention(nb::module_& module) {
            })
       .def("add_node", &PyForest::AddNode, "parent"_a, "begin"_a, "end"_a.none())
       .def("add_branch", &PyForest::AddBranch, "node"_a, "kv_len"_a, "pages"_a, "query_count"_a)
+      .def("add_page_tables", &PyForest::AddPageTables, "pages"_a, "begin"_a, "end"_a, "kv_lens"_a, "query_counts"_a)
       .def("set_length", &PyForest::SetLength, "branch"_a, "kv_len"_a)
       .def("capacity", [](const PyForest& self) {
         const attention::PlanCapacity capacity = self.forest.Capacity();
@@ -378,10 +485,8 @@ void AddAttention(nb::module_& module) {
         return dict;
       });
   nb::class_<PyKv>(module, "AttentionKv")
-      .def("__init__",
-           [](PyKv* self, std::shared_ptr<PyContext> device, const nb::object& k, const nb::object& v, bool heads_first) {
-             new (self) PyKv(std::move(device), TakeTensor<nb::ndarray<>>("k", k), TakeTensor<nb::ndarray<>>("v", v), heads_first);
-           })
+      .def("__init__", [](PyKv* self, std::shared_ptr<PyContext> device, const nb::object& k, const nb::object& v,
+                          bool heads_first) { new (self) PyKv(std::move(device), k, v, heads_first); })
       .def("append", &PyKv::Append, "k"_a, "v"_a, "slots"_a, "stream"_a);
   nb::class_<PyPlan>(module, "AttentionPlan")
       .def(nb::init<std::shared_ptr<PyContext>, const nb::dict&>(), "device"_a, "options"_a)
@@ -390,6 +495,7 @@ void AddAttention(nb::module_& module) {
       .def("num_queries", &PyPlan::num_queries)
       .def("explain", &PyPlan::Explain)
       .def("stats", &PyPlan::Stats);
+  module.def("buffer", &MakeBuffer, "device"_a, "shape"_a, "dtype"_a, "fill"_a);
   module.def("merge_states", &MergeStates, "device"_a, "out"_a, "lse"_a, "others"_a, "stream"_a);
 }
 

@@ -2,6 +2,9 @@
 
 import os
 import resource
+import sys
+import time
+import types
 import unittest
 
 import numpy
@@ -12,7 +15,7 @@ PAGE = 8
 
 
 class Case:
-    """A random forest of two to three levels over one pool, and its queries."""
+    """A random forest of two to three levels over one pool, and its queries; with a device, its KvPool and Plan."""
 
     def __init__(self, seed, device, layout="NHD", **options):
         random = numpy.random.default_rng(seed)
@@ -30,8 +33,9 @@ class Case:
         self.layout = layout
         self.rows = sum(queries for _, _, queries in self.branches)
         self.q = random.standard_normal((self.rows, self.qo_heads, self.dim)).astype(numpy.float32)
-        self.kv = attention.KvPool(device, self.k, self.v, layout)
-        self.plan = attention.Plan(device, self.forest, num_qo_heads=self.qo_heads, num_kv_heads=self.kv_heads, head_dim=self.dim, dtype="f32", **options)
+        if device:
+            self.kv = attention.KvPool(device, self.k, self.v, layout)
+            self.plan = attention.Plan(device, self.forest, num_qo_heads=self.qo_heads, num_kv_heads=self.kv_heads, head_dim=self.dim, dtype="f32", **options)
 
     def _grow(self, random, fresh, parent, begin, pages, levels):
         if levels == 0:
@@ -187,6 +191,126 @@ class Forests(unittest.TestCase):
         self.assertLess(repeat(int(os.environ.get("COPPICE_CALLS", 5000))) - before, 1024)  # KiB
 
 
+    def test_tables_in_an_array(self):
+        for seed in range(20):
+            case = Case(seed, self.device, force_sharing=True)
+            tables, lengths, queries = zip(*case.branches)
+            wide = numpy.full((len(tables), max(map(len, tables)) + 3), -7, numpy.int64)  # what no request needs is not looked at
+            for row, table in zip(wide, tables):
+                row[:len(table)] = table
+            case.forest = attention.Forest.of_page_tables(wide, numpy.array(lengths), numpy.array(queries, numpy.int16), PAGE)
+            case.plan.update(case.forest)
+            self.check(case)
+            self.assertEqual(case.plan.stats(), attention.Plan(self.device, attention.Forest.of_page_tables(tables, lengths, queries, PAGE),
+                                                               num_qo_heads=case.qo_heads, num_kv_heads=case.kv_heads, head_dim=case.dim, dtype="f32",
+                                                               force_sharing=True).stats())
+
+    def test_a_plan_goes_from_one_forest_to_another(self):
+        # As many nodes and branches, other lengths of what is shared: equal in all that a plan may skip to look at, but for the version.
+        case = Case(3, self.device)
+        plan = None
+        for shared in (4, 1, 3):
+            forest = attention.Forest(PAGE)
+            node = forest.add_node(None, 0, shared * PAGE)
+            pages = [[*range(shared), *range(10 * i, 10 * i + 6 - shared)] for i in (1, 2)]
+            for row in pages:
+                forest.add_branch(forest.add_node(node, shared * PAGE), 5 * PAGE + 3, row)
+            if plan is None:
+                plan = attention.Plan(self.device, forest, num_qo_heads=case.qo_heads, num_kv_heads=case.kv_heads, head_dim=case.dim, dtype="f32", force_sharing=True)
+            plan.update(forest)
+            case.branches, case.options = [(row, 5 * PAGE + 3, 1) for row in pages], {}
+            case.q, case.plan = case.q[:2], plan
+            self.check(case)
+            self.assertEqual(plan.stats()["kv_tokens_read"], 2 * (5 * PAGE + 3) - shared * PAGE)
+
+    def test_lse_is_only_computed_where_it_is_wanted(self):
+        case = Case(1, self.device)
+        out, lse = attention.run(case.q, case.kv, case.plan)
+        again, none = attention.run(case.q, case.kv, case.plan, return_lse=False)
+        self.assertIsNone(none)
+        numpy.testing.assert_array_equal(again, out)
+        into = numpy.empty_like(lse)
+        self.assertIs(attention.run(case.q, case.kv, case.plan, lse=into, return_lse=False)[1], into)
+        numpy.testing.assert_array_equal(into, lse)
+
+    def test_slots_in_any_form(self):
+        case = Case(2, self.device)
+        k = numpy.ones((3, case.kv_heads, case.dim), numpy.float32)
+        for i, slots in enumerate(([5, -1, 9], (5, -1, 9), numpy.array([5, -1, 9]), numpy.array([5, -1, 9], numpy.int32))):
+            case.k[:] = 0
+            case.kv.append(k * (i + 1), k, slots)
+            self.assertEqual([float(case.k.reshape(-1, case.kv_heads, case.dim)[slot].min()) for slot in (5, 8, 9)], [i + 1, 0, i + 1])
+
+    def test_libraries_with_dlpack_alone(self):
+        """What numpy and torch do not make: tensors of a library that has DLPack, a shape and a dtype."""
+
+        class Tensor:
+            def __init__(self, array):
+                self.array, self.shape, self.dtype = array, array.shape, array.dtype
+                self.__dlpack__ = array.__dlpack__
+
+            def __dlpack__(self, **options):
+                return self.array.__dlpack__(**options)
+
+            def __dlpack_device__(self):
+                return self.array.__dlpack_device__()
+
+            def __len__(self):
+                return len(self.array)
+
+            def __setitem__(self, key, value):
+                self.array[key] = value
+
+            def copy(self):
+                return Tensor(self.array.copy())
+
+        case = Case(5, self.device)
+        case.kv = attention.KvPool(self.device, Tensor(case.k), Tensor(case.v))
+        expected = attention.run(case.q, case.kv, case.plan)
+        for mine, numpys in zip(attention.run(Tensor(case.q), case.kv, case.plan), expected):
+            numpy.testing.assert_array_equal(mine, numpys)
+        # CuPy makes the results of its tensors, in its stream.
+        Tensor.__module__ = "cupy.core"
+        sys.modules["cupy"] = types.SimpleNamespace(empty=lambda shape, dtype: Tensor(numpy.empty(shape, dtype)))
+        try:
+            out, lse = attention.run(Tensor(case.q), case.kv, case.plan)
+            merged = attention.merge_states(self.device, [(out, lse), (out, lse)])
+        finally:
+            del sys.modules["cupy"]
+        self.assertTrue(all(isinstance(each, Tensor) for each in (out, lse, *merged)))
+        numpy.testing.assert_array_equal(out.array, expected[0])
+        numpy.testing.assert_allclose(merged[1].array, expected[1] + numpy.log(2), rtol=1e-5, atol=1e-5)
+
+    def test_what_cannot_be_written_is_read(self):
+        case = Case(6, self.device)
+        expected = attention.run(case.q, case.kv, case.plan)
+        for array in (case.q, case.k, case.v):
+            array.flags.writeable = False
+        case.kv = attention.KvPool(self.device, case.k, case.v)
+        for mine, before in zip(attention.run(case.q, case.kv, case.plan), expected):
+            numpy.testing.assert_array_equal(mine, before)
+        with self.assertRaisesRegex(TypeError, "the pool's k .*can be written"):
+            case.kv.append(case.k[0, :1], case.v[0, :1], [3])
+
+    def test_a_call_is_30_microseconds_at_most_over_the_librarys_own(self):
+        # Of a tiny plan all of it is: a token more, the plan made to fit it, attention of 16 elements.
+        forest = attention.Forest(16)
+        forest.add_branch(forest.add_node(None, 0), 1, [0])
+        plan = attention.Plan(self.device, forest, num_qo_heads=1, num_kv_heads=1, head_dim=16, dtype="f32")
+        q, pool = numpy.zeros((1, 1, 16), numpy.float32), numpy.zeros((2, 1, 16, 1, 16), numpy.float32)
+        kv = attention.KvPool(self.device, *pool)
+        best = 1.0
+        for _ in range(200):
+            begin = time.perf_counter()
+            for length in range(1, 17):
+                forest.set_length(0, length)
+                plan.update(forest)
+                attention.run(q, kv, plan)
+            best = min(best, (time.perf_counter() - begin) / 16)
+        print(f"\nset_length, update and run: {best * 1e6:.1f} us")
+        self.assertLess(best, 30e-6)
+
+
 class Mistakes(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -210,9 +334,39 @@ class Mistakes(unittest.TestCase):
         frozen = numpy.empty_like(case.q)
         frozen.flags.writeable = False
         self.refused(TypeError, ["out", "written"], lambda: attention.run(case.q, case.kv, case.plan, out=frozen))
-        self.refused(ValueError, ["lse", "float32"], lambda: attention.run(case.q, case.kv, case.plan, lse=numpy.empty((1, 1), numpy.float32)))
+        rows, heads = case.rows, case.qo_heads
+        self.refused(ValueError, ["lse is f32 [1, 1]", f"[{rows}, {heads}]"], lambda: attention.run(case.q, case.kv, case.plan, lse=numpy.empty((1, 1), numpy.float32)))
+        self.refused(ValueError, ["lse is f16"], lambda: attention.run(case.q, case.kv, case.plan, lse=numpy.empty((rows, heads), numpy.float16)))
+        self.refused(ValueError, ["q", f"[{rows - 1}, {heads}, {case.dim}]"], lambda: attention.run(case.q[:-1], case.kv, case.plan))
         self.refused(ValueError, ["k and v differ"], lambda: attention.KvPool(self.device, case.k, case.v[:1]))
         self.refused(ValueError, ["layout", "'HDN'"], lambda: attention.KvPool(self.device, case.k, case.v, "HDN"))
+
+    def test_states(self):
+        case = self.case
+        out, lse = attention.run(case.q, case.kv, case.plan)
+        merge = attention.merge_states
+        self.refused(ValueError, ["states is empty"], lambda: merge(self.device, []))
+        self.refused(ValueError, ["states[1]", f"[{case.rows - 1}, ", "states[0].out"], lambda: merge(self.device, [(out, lse), (out[:-1], lse[:-1])]))
+        self.refused(ValueError, ["states[1].lse is f16"], lambda: merge(self.device, [(out, lse), (out, lse.astype(numpy.float16))]))
+        self.refused(ValueError, ["states[1].out is f16", "f32"], lambda: merge(self.device, [(out, lse), (out.astype(numpy.float16), lse)]))
+        self.refused(ValueError, ["states[1]", "stride"], lambda: merge(self.device, [(out, lse), (out, numpy.repeat(lse, 2, axis=1)[:, ::2])]))
+        self.refused(TypeError, ["states[1].out is list"], lambda: merge(self.device, [(out, lse), ([1.0], lse)]))
+
+    def test_appends(self):
+        case = self.case
+        rows = numpy.zeros((2, case.kv_heads, case.dim), numpy.float32)
+        self.refused(ValueError, ["slot_mapping[1] = 99999"], lambda: case.kv.append(rows, rows, [0, 99999]))
+        self.refused(ValueError, ["k is f32 [2, ", "[3, "], lambda: case.kv.append(rows, rows, [0, 1, 2]))
+        self.refused(ValueError, ["v is f16"], lambda: case.kv.append(rows, rows.astype(numpy.float16), [0, 1]))
+        self.refused(TypeError, ["slots is float64"], lambda: case.kv.append(rows, rows, [0.5, 1]))
+        self.refused(TypeError, ["slots is int64 of 2"], lambda: case.kv.append(rows, rows, numpy.array([[0, 1]])))
+
+    def test_page_tables(self):
+        of = attention.Forest.of_page_tables
+        self.refused(ValueError, ["page_tables has values", "3000000000"], lambda: of([[0, 3000000000]], [2]))
+        self.refused(TypeError, ["kv_lens is float64"], lambda: of([[0]], [1.5]))
+        self.refused(TypeError, ["page_tables is float64 of 2"], lambda: of(numpy.zeros((1, 1)), [1]))
+        self.refused(ValueError, ["1 page_tables, 2 kv_lens"], lambda: of(numpy.zeros((1, 1), int), [1, 1]))
 
     def test_plans_and_forests(self):
         forest = self.case.forest

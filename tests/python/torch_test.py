@@ -9,39 +9,11 @@ import torch_packages  # noqa: F401
 import examples_test
 import numpy
 import torch
-from attention_test import PAGE, Case
+from attention_test import PAGE
 from safetensors.torch import load_file
+from torch_case import TOLERANCES, TorchCase
 
 from coppice_llm import attention
-
-# By dtype: of out, relative and absolute; its rounding to 8 or 11 bits (docs/numerics.md).
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-
-
-class TorchCase(Case):
-    """A random forest whose tensors are torch's, of `dtype`."""
-
-    def __init__(self, seed, device, dtype, layout="NHD", **options):
-        super().__init__(seed, device, layout, **options)
-        self.q, self.k, self.v = (torch.from_numpy(each).to(dtype) for each in (self.q, self.k, self.v))
-        self.kv = attention.KvPool(device, self.k, self.v, layout)
-        self.plan = attention.Plan(device, self.forest, num_qo_heads=self.qo_heads, num_kv_heads=self.kv_heads, head_dim=self.dim, dtype=NAMES[dtype], **options)
-
-    def sdpa(self, dtype):
-        """out by torch's attention in `dtype`, a branch at a time."""
-        outs, row = [], 0
-        for pages, length, queries in self.branches:
-            k, v = (pool[pages].to(dtype) for pool in (self.k, self.v))
-            if self.layout == "HND":
-                k, v = k.transpose(1, 2), v.transpose(1, 2)
-            k, v = (each.reshape(-1, self.kv_heads, self.dim)[:length].transpose(0, 1) for each in (k, v))
-            seen = torch.ones(queries, length, dtype=torch.bool).tril(length - queries)
-            q = self.q[row:row + queries].to(dtype).transpose(0, 1)
-            outs.append(torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, enable_gqa=True)[0].transpose(0, 1))
-            row += queries
-        return torch.cat(outs)
-
 
 class Attention(unittest.TestCase):
     @classmethod
@@ -54,13 +26,21 @@ class Attention(unittest.TestCase):
             dtype = list(TOLERANCES)[seed % 3]
             with self.subTest(seed=seed, dtype=dtype):
                 case = TorchCase(seed, self.device, dtype, ("NHD", "HND")[seed % 2], **options[seed // 3 % 4])
-                out, lse = attention.run(case.q, case.kv, case.plan)
-                self.assertEqual((out.dtype, lse.dtype, lse.shape), (dtype, torch.float32, out.shape[:2]))
-                exact, tolerance = case.sdpa(torch.float64), TOLERANCES[dtype]
-                torch.testing.assert_close(out.double(), exact, rtol=tolerance, atol=tolerance)
-                # No further from the exact result than torch's own attention in that dtype is, but for two roundings of the result.
-                theirs = (case.sdpa(dtype).double() - exact).abs().max()
-                self.assertLessEqual((out.double() - exact).abs().max(), 2 * theirs + 2 * torch.finfo(dtype).eps * exact.abs().max())
+                case.check(self, attention.run(case.q, case.kv, case.plan))
+
+    def test_tables_and_slots_are_tensors(self):
+        case = TorchCase(3, self.device, torch.bfloat16)
+        tables, lengths, queries = zip(*case.branches)
+        wide = torch.full((len(tables), max(map(len, tables))), -1, dtype=torch.int32)
+        for row, table in zip(wide, tables):
+            row[:len(table)] = torch.tensor(table)
+        case.plan.update(attention.Forest.of_page_tables(wide, torch.tensor(lengths), torch.tensor(queries), PAGE))
+        case.check(self, attention.run(case.q, case.kv, case.plan))
+        k, v = torch.ones(2, 2, case.kv_heads, case.dim, dtype=torch.bfloat16)
+        case.kv.append(k, v, torch.tensor([7, -1]))
+        self.assertTrue(torch.equal(case.k.flatten(0, 1)[7], k[0]))
+        with self.assertRaisesRegex(ValueError, "slots is \\[2\\].*32 bits.*int64"):
+            case.kv.append(k, v, torch.tensor([7, -1], dtype=torch.int32))
 
     def test_gradients_are_refused(self):
         case = TorchCase(0, self.device, torch.float32)
