@@ -10,6 +10,9 @@ Tensors are torch's, on a CPU or a CUDA device. `plan` finds in the page indices
 read once where that pays: a cascade by one plan, and batches too that say nothing of prefixes. LSE is to base 2, as FlashInfer's is;
 `run` may stand in what torch.compile traces. Workspaces are taken and not used: a plan has its own memory.
 
+With use_cuda_graph=True `run` may be captured, and `plan` made anew before each replay: for as many rows as the first one had at most, and
+requests and pages that fit the buffers, of which only the sizes count.
+
 An argument that Coppice lacks is a NotImplementedError with its name, unless it has its default. Arguments that change no result
 (non_blocking, enable_pdl) are taken.
 """
@@ -17,6 +20,7 @@ An argument that Coppice lacks is a NotImplementedError with its name, unless it
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +30,7 @@ import torch
 from . import attention
 
 __all__ = ["MultiLevelCascadeAttentionWrapper", "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper", "merge_state",
-           "merge_state_in_place", "merge_states"]
+           "merge_state_in_place", "merge_states", "append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
 
 _LOG2_E = math.log2(math.e)
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -54,20 +58,51 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
     return _merge(list(v.unbind(1)), list(s.unbind(1)))
 
 
+def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Tokens of KV of each request, whose last page has kv_last_page_len of them."""
+    return (kv_indptr.diff() - 1).clamp(min=0) * page_size + kv_last_page_len
+
+
+def get_batch_indices_positions(append_indptr: torch.Tensor, seq_lens: torch.Tensor, nnz: int, batch_indices: torch.Tensor | None = None,
+                                positions: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each of the nnz tokens that are the last ones of their requests, append_indptr.diff() each: the request, and the place in it."""
+    rows = torch.arange(nnz, dtype=append_indptr.dtype, device=append_indptr.device)
+    requests = torch.searchsorted(append_indptr, rows, right=True) - 1
+    places = seq_lens[requests] - append_indptr[requests + 1] + rows
+    requests, places = requests.to(torch.int32), places.to(torch.int32)
+    return requests if batch_indices is None else batch_indices.copy_(requests), places if positions is None else positions.copy_(places)
+
+
+def append_paged_kv_cache(append_key: torch.Tensor, append_value: torch.Tensor, batch_indices: torch.Tensor, positions: torch.Tensor, paged_kv_cache: KvCache,
+                          kv_indices: torch.Tensor, kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, kv_layout: str = "NHD") -> None:
+    """Writes tokens, [nnz, num_kv_heads, head_dim], to the places of requests that get_batch_indices_positions tells."""
+    k, v = paged_kv_cache if isinstance(paged_kv_cache, tuple | list) else paged_kv_cache.unbind(1)
+    page_size = k.shape[2 if kv_layout == "HND" else 1]
+    pages = kv_indices[kv_indptr[batch_indices.long()].long() + positions // page_size].long()
+    torch.ops.coppice.append_kv(k, v, append_key, append_value, pages * page_size + positions % page_size, _device(k.device).handle, kv_layout == "HND")
+
+
 class _Paged:
     """A kind of batch over a paged KV cache: what the wrappers have in common."""
 
-    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str, use_cuda_graph: bool = False) -> None:
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str, use_cuda_graph: bool, **buffers: Any) -> None:
+        """buffers: of use_cuda_graph, by the parameters' names, those of all levels; their sizes bound what plan(...) takes."""
         if kv_layout not in ("NHD", "HND"):
             raise ValueError(f"kv_layout={kv_layout!r}: expected 'NHD' or 'HND'")
-        _lacks(use_cuda_graph=use_cuda_graph)
         self._kv_layout = kv_layout
         self._device = _device(float_workspace_buffer.device)
         self._plans: list[attention.Plan] = []  # the states of several are merged
+        self._form: dict[str, Any] = {}  # that captured plans have
+        self._buffers: dict[str, list[torch.Tensor]] | None = None
+        if use_cuda_graph:
+            for name, buffer in buffers.items():
+                if buffer is None:
+                    raise ValueError(f"{name}=None: use_cuda_graph=True needs it, whose size says how much plan(...) may take")
+            self._buffers = {name: list(buffer) if isinstance(buffer, list | tuple) else [buffer] for name, buffer in buffers.items()}
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
-        return False
+        return self._buffers is not None
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: Any) -> None:
         """Does nothing: workspaces are not used."""
@@ -77,31 +112,55 @@ class _Paged:
 
     def _plan_levels(self, levels: Sequence[_Level], page_size: int, causal: bool, *, window_left: int, sm_scale: float | None,
                      logits_soft_cap: float | None, q_data_type: str | torch.dtype | None, kv_data_type: str | torch.dtype | None,
-                     **heads: int) -> None:
+                     **heads: Any) -> None:
         many = len(levels) > 1 or any(count > 1 for count in levels[-1].counts)
         if window_left >= 0 and many and not (causal and len(levels) == 1):
             _lacks(window_left=f"{window_left} of several levels or without causal=True")
         dtype = _dtype("q_data_type", q_data_type or torch.float16)
         kv_dtype = dtype if kv_data_type is None else _dtype("kv_data_type", kv_data_type)
+        form = heads | {"dtype": dtype, "kv_dtype": kv_dtype, "sm_scale": sm_scale or 0.0, "soft_cap": logits_soft_cap or 0.0, "window": max(0, window_left + 1)}
+        if self._buffers is not None:
+            self._replan(levels, form, page_size, causal)
+            return
         whole = _joined(levels, page_size, causal)
         parts = [(whole, causal)] if whole else [(level, causal and level is levels[-1]) for level in levels]
-        self._plans = [attention.Plan(self._device, level.forest(page_size, is_causal), dtype=dtype, kv_dtype=kv_dtype, sm_scale=sm_scale or 0.0,
-                                      soft_cap=logits_soft_cap or 0.0, window=max(0, window_left + 1), **heads)
-                       for level, is_causal in parts]
+        self._plans = [attention.Plan(self._device, level.forest(page_size, is_causal), **form) for level, is_causal in parts]
 
-    def _run(self, q: torch.Tensor, paged_kv_cache: KvCache, out: torch.Tensor | None = None, lse: torch.Tensor | None = None,
-             return_lse: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def _replan(self, levels: Sequence[_Level], form: dict[str, Any], page_size: int, causal: bool) -> None:
+        """Plans that stay where they are, one for each level, so that a captured run goes on with them."""
+        fixed = form | {"page_size": page_size, "causal": causal, "rows": levels[-1].rows[-1]}
+        if self._plans:
+            for name, value in fixed.items():
+                if self._form[name] != value if name != "rows" else self._form[name] < value:
+                    raise ValueError(f"{name}={value!r}: the first plan(...) of a wrapper with use_cuda_graph=True had {self._form[name]!r}")
+        assert self._buffers is not None
+        indptrs, indices = (next(buffer for name, buffer in self._buffers.items() if part in name) for part in ("indptr", "indices"))
+        for i, (level, indptr, pages) in enumerate(zip(levels, indptrs, indices)):
+            for what, most, found in (("requests", len(indptr) - 1, len(level.counts)), ("pages", len(pages), sum(map(len, level.tables)))):
+                if found > most:
+                    raise ValueError(f"level {i} has {found} {what}, expected at most {most}, for which there are buffers")
+        forests = [level.forest(page_size, causal and level is levels[-1]) for level in levels]
+        if self._plans:
+            for plan, forest in zip(self._plans, forests):
+                plan.update(forest)
+            return
+        for level, forest, indptr, pages in zip(levels, forests, indptrs, indices):
+            # Without a causal mask each row is a request.
+            is_causal = causal and level is levels[-1]
+            requests, repeats = (len(indptr) - 1, 1) if is_causal else (fixed["rows"], max([1, *level.counts]))
+            room = {"max_branches": requests, "max_queries": fixed["rows"], "max_nodes": 2 * requests, "max_page_slots": len(pages) * repeats}
+            self._plans.append(attention.Plan(self._device, forest, **form, **{name: max(size, forest.capacity()[name]) for name, size in room.items()}))
+        self._form = fixed
+
+    def _states(self, q: torch.Tensor, paged_kv_cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """out and natural LSE."""
         if not self._plans:
             raise ValueError("plan(...) comes before run(...)")
         k, v = paged_kv_cache if isinstance(paged_kv_cache, tuple | list) else paged_kv_cache.unbind(1)
         operators = torch.ops.coppice
         states = [operators.run(q, k, v, plan.handle, self._kv_layout == "HND") for plan in self._plans]
-        made_out, made_lse = states[0] if len(states) == 1 else operators.merge_states(*map(list, zip(*states)), self._device.handle)
-        out = made_out if out is None else out.copy_(made_out)
-        if not return_lse:
-            return out
-        made_lse = made_lse * _LOG2_E
-        return out, made_lse if lse is None else lse.copy_(made_lse)
+        out, lse = states[0] if len(states) == 1 else operators.merge_states(*map(list, zip(*states)), self._device.handle)
+        return out, lse
 
 
 class _Batch(_Paged):
@@ -113,10 +172,18 @@ class _Batch(_Paged):
         """q [rows, num_qo_heads, head_dim]: a row for each query; paged_kv_cache [pages, 2, page_size, num_kv_heads, head_dim] ("NHD"), or
         [pages, 2, num_kv_heads, page_size, head_dim] ("HND"), or K and V of it. Returns out, or (out, lse), lse to base 2."""
         _lacks(args=args or None, q_scale=_other(q_scale, 1.0), k_scale=_other(k_scale, 1.0), v_scale=_other(v_scale, 1.0), **others)
-        return self._run(q, paged_kv_cache, out, lse, return_lse)
+        made_out, made_lse = self._states(q, paged_kv_cache)
+        out = made_out if out is None else out.copy_(made_out)
+        if not return_lse:
+            return out
+        made_lse = made_lse * _LOG2_E
+        return out, made_lse if lse is None else lse.copy_(made_lse)
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
 
     def forward_return_lse(self, q: torch.Tensor, paged_kv_cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._run(q, paged_kv_cache, return_lse=True)
+        out, lse = self._states(q, paged_kv_cache)
+        return out, lse * _LOG2_E
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Batch):
@@ -125,7 +192,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Batch):
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False, use_tensor_cores: bool = False,
                  paged_kv_indptr_buffer: torch.Tensor | None = None, paged_kv_indices_buffer: torch.Tensor | None = None,
                  paged_kv_last_page_len_buffer: torch.Tensor | None = None, backend: str = "auto", jit_args: list[Any] | None = None) -> None:
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph)
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, paged_kv_indptr_buffer=paged_kv_indptr_buffer,
+                         paged_kv_indices_buffer=paged_kv_indices_buffer)
         _lacks(jit_args=jit_args, backend=_other(backend, "auto"))
         self._use_tensor_cores = use_tensor_cores
 
@@ -161,7 +229,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Batch):
                  paged_kv_indices_buf: torch.Tensor | None = None, paged_kv_last_page_len_buf: torch.Tensor | None = None,
                  custom_mask_buf: torch.Tensor | None = None, mask_indptr_buf: torch.Tensor | None = None, backend: str = "auto",
                  jit_args: list[Any] | None = None, jit_kwargs: dict[str, Any] | None = None) -> None:
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph)
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf=qo_indptr_buf, paged_kv_indices_buf=paged_kv_indices_buf)
         _lacks(custom_mask_buf=custom_mask_buf, mask_indptr_buf=mask_indptr_buf, jit_args=jit_args, jit_kwargs=jit_kwargs,
                backend=_other(backend, "auto"))
 
@@ -192,7 +260,8 @@ class MultiLevelCascadeAttentionWrapper(_Paged):
                  qo_indptr_buf_arr: list[torch.Tensor] | None = None, paged_kv_indptr_buf_arr: list[torch.Tensor] | None = None,
                  paged_kv_indices_buf_arr: list[torch.Tensor] | None = None,
                  paged_kv_last_page_len_buf_arr: list[torch.Tensor] | None = None) -> None:
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph)
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf_arr=qo_indptr_buf_arr,
+                         paged_kv_indices_buf_arr=paged_kv_indices_buf_arr)
         self._num_levels = num_levels
 
     def plan(self, qo_indptr_arr: list[torch.Tensor], paged_kv_indptr_arr: list[torch.Tensor], paged_kv_indices_arr: list[torch.Tensor],
@@ -208,7 +277,8 @@ class MultiLevelCascadeAttentionWrapper(_Paged):
         for name, array in arrays.items():
             if len(array) != self._num_levels:
                 raise ValueError(f"{name} has {len(array)} levels, expected {self._num_levels}")
-        levels = [_Level.of(*each, page_size) for each in zip(*arrays.values())]
+        levels = [_Level.of(rows, indptr, indices, last, page_size)
+                  for rows, indptr, indices, last in zip(qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len)]
         self._plan_levels(levels, page_size, causal, num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads,
                           head_dim=head_dim, sm_scale=sm_scale, window_left=window_left, logits_soft_cap=logits_soft_cap, q_data_type=q_data_type,
                           kv_data_type=kv_data_type)
@@ -217,7 +287,7 @@ class MultiLevelCascadeAttentionWrapper(_Paged):
 
     def run(self, q: torch.Tensor, paged_kv_cache: KvCache) -> torch.Tensor:
         """q [rows, num_qo_heads, head_dim]; paged_kv_cache as in BatchDecodeWithPagedKVCacheWrapper.run."""
-        return self._run(q, paged_kv_cache)
+        return self._states(q, paged_kv_cache)[0]
 
     forward = run
 
@@ -254,7 +324,9 @@ class _Level:
         return [end - begin for begin, end in zip(self.rows, self.rows[1:])]
 
     def forest(self, page_size: int, causal: bool) -> attention.Forest:
-        tables, lengths, counts = [], [], []
+        tables: list[list[int]] = []
+        lengths: list[int] = []
+        counts: list[int] = []
         for i, (table, length, count) in enumerate(zip(self.tables, self.lengths, self.counts)):
             if count and length < (count if causal else 1):
                 raise NotImplementedError(f"request {i} has {length} tokens of KV for {count} queries: one that sees none")

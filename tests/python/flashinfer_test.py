@@ -147,6 +147,88 @@ class Wrappers(unittest.TestCase):
             with self.subTest(page_size=page_size, layout=layout, causal=causal, full_pages=full_pages, nested=nested):
                 self.assertEqual(self.cascade(seed, page_size, layout, causal, full_pages, nested), 1 if nested and full_pages else 3)
 
+    def test_cascades_of_flashinfers_own_tests(self):
+        """The shapes of its tests/attention/test_shared_prefix_kernels.py, those of every second head_dim and the longest prefix left out, in float16,
+        its KV written by append_paged_kv_cache, against the same batch without levels and float64."""
+        shapes = itertools.product((False, True), (12, 17), (37, 17), (128, 512), (8,), (128,), (1, 16))
+        for seed, (appends, batch, unique, shared, heads, dim, page) in enumerate(shapes):
+            with self.subTest(appends=appends, batch=batch, unique=unique, shared=shared, heads=heads, dim=dim, page=page):
+                shared_pages, unique_pages = shared // page, -(-unique // page)
+                cache = Cache(seed, page, "NHD", torch.float16, heads, 1, dim, shared_pages + batch * unique_pages)
+                cache.kv.zero_()
+                rows = unique if appends else 1
+                levels = [([batch * rows], [shared_pages], list(range(shared_pages)), [shared]),
+                          ([rows] * batch, [unique_pages] * batch, list(range(shared_pages, len(cache.kv))), [unique] * batch)]
+                written = []
+                for _, pages, indices, lengths in levels:
+                    kv = torch.randn(2, sum(lengths), heads, dim, generator=cache.random).half()
+                    written.append(kv.double().view(2, len(lengths), lengths[0], heads, dim))
+                    lens = flashinfer.get_seq_lens(indptr(pages), cache.last(lengths), page)
+                    self.assertEqual(lens.tolist(), lengths)
+                    places = flashinfer.get_batch_indices_positions(indptr(lengths), lens, sum(lengths))
+                    flashinfer.append_paged_kv_cache(*kv, *places, cache.kv, int32(indices), indptr(pages), cache.last(lengths))
+                cascade = flashinfer.MultiLevelCascadeAttentionWrapper(2, self.workspace, "NHD")
+                arrays = list(zip(*((indptr(counts), indptr(pages), int32(indices), cache.last(lengths)) for counts, pages, indices, lengths in levels)))
+                cascade.plan(*map(list, arrays), heads, heads, dim, page)
+                q = cache.queries(batch * rows)
+                out = cascade.run(q, cache.kv)
+                expected = torch.cat([cache.attend(q[i * rows:(i + 1) * rows], torch.cat([written[0][:, 0], written[1][:, i]], 1), False)[0] for i in range(batch)])
+                torch.testing.assert_close(out.double(), expected, rtol=1e-3, atol=1e-3)
+                whole = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD")
+                tables = [levels[0][2] + levels[1][2][i * unique_pages:(i + 1) * unique_pages] for i in range(batch)]
+                whole.plan(indptr([rows] * batch), indptr(map(len, tables)), int32(sum(tables, [])), cache.last([unique] * batch), heads, heads, dim, page)
+                torch.testing.assert_close(whole.run(q, cache.kv), out, rtol=1e-3, atol=1e-3)
+
+    def test_masks_of_any_stride(self):
+        for dtype, stride in itertools.product((torch.float16, torch.bfloat16), (0, 1, 2, 3)):
+            storage = torch.arange(1 + 17 * max(stride, 1)) % 2 == 0
+            mask = storage[1:2].expand(17) if stride == 0 else storage[1::stride]
+            v, s = torch.zeros(17, 2, 64, dtype=dtype), torch.zeros(17, 2)
+            flashinfer.merge_state_in_place(v, s, torch.ones_like(v), torch.zeros_like(s), mask)
+            torch.testing.assert_close(v, (mask.to(dtype) * 0.5)[:, None, None].expand_as(v), rtol=0, atol=0)
+            torch.testing.assert_close(s, mask.float()[:, None].expand_as(s), rtol=1e-6, atol=1e-6)
+
+    def test_plans_of_graphs_stay_where_they_are(self):
+        # What a graph holds is the operator's arguments: tensors, and the handle of a plan that each plan(...) changes.
+        cache = Cache(7, 16, "NHD")
+        front = cache.table(64)
+        buffers = {"paged_kv_indptr_buffer": torch.empty(9, dtype=torch.int32), "paged_kv_indices_buffer": torch.empty(64, dtype=torch.int32)}
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace, "NHD", True, **buffers)
+        self.assertTrue(wrapper.is_cuda_graph_enabled)
+        handles = set()
+        for requests in (8, 3, 8):
+            lengths = [64 + cache.integer(1, 40) for _ in range(requests)]
+            tables = [front + cache.table(length - 64) for length in lengths]
+            wrapper.plan(indptr(map(len, tables)), int32(sum(tables, [])), cache.last(lengths), *cache.shape(), q_data_type=torch.float32)
+            handles.add(wrapper._plans[0].handle)
+            q = cache.queries(requests)
+            parts = [cache.attend(q[i:i + 1], cache.tokens(*each), True) for i, each in enumerate(zip(tables, lengths))]
+            self.check(wrapper.run_return_lse(q, cache.kv), tuple(map(torch.cat, zip(*parts))))
+        self.assertEqual(len(handles), 1)
+        one = ([0, *range(1, 10)], list(range(9)), [1] * 9)
+        with self.assertRaisesRegex(ValueError, "has 9 requests, expected at most 8|rows=9"):
+            wrapper.plan(*map(int32, one), *cache.shape(), q_data_type=torch.float32)
+        with self.assertRaisesRegex(ValueError, "has 65 pages, expected at most 64"):
+            wrapper.plan(int32([0, 65]), int32(range(65)), int32([1]), *cache.shape(), q_data_type=torch.float32)
+        with self.assertRaisesRegex(ValueError, "num_kv_heads=1: the first plan.* had 2"):
+            wrapper.plan(int32([0, 1]), int32([0]), int32([1]), 4, 1, 32, 16, q_data_type=torch.float32)
+        with self.assertRaisesRegex(ValueError, "paged_kv_indptr_buffer=None: use_cuda_graph=True needs it"):
+            flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace, use_cuda_graph=True)
+
+    def test_cascades_of_graphs(self):
+        cache = Cache(8, 8, "HND")
+        wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, self.workspace, "HND", True, [torch.empty(2), torch.empty(7)], None, [torch.empty(40), torch.empty(60)])
+        for requests in (6, 4):
+            lengths = [[cache.integer(9, 60)], [cache.integer(1, 30) for _ in range(requests)]]
+            tables = [[cache.table(length) for length in level] for level in lengths]
+            wrapper.plan([int32([0, requests]), int32(range(requests + 1))], [indptr(map(len, level)) for level in tables], [int32(sum(level, [])) for level in tables],
+                         [cache.last(level) for level in lengths], *cache.shape(), q_data_type=torch.float32)
+            q = cache.queries(requests)
+            parts = [cache.attend(q[i:i + 1], torch.cat([cache.tokens(tables[0][0], lengths[0][0]), cache.tokens(tables[1][i], lengths[1][i])], 1), False)[0]
+                     for i in range(requests)]
+            torch.testing.assert_close(wrapper.run(q, cache.kv).double(), torch.cat(parts), rtol=1e-4, atol=1e-4)
+            self.assertEqual(len(wrapper._plans), 2)
+
     def test_states_merge(self):
         cache = Cache(0, 8, "NHD")
         q, kv = cache.queries(5), cache.tokens(cache.table(90), 90)
@@ -195,7 +277,6 @@ class Refusals(unittest.TestCase):
         q, kv = torch.zeros(2, 2, 32, dtype=torch.float16), torch.zeros(1, 2, 16, 1, 32, dtype=torch.float16)
         prefill.plan(rows, *pages, *shape)
         calls = [
-            ("use_cuda_graph", lambda: flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace, use_cuda_graph=True)),
             ("backend", lambda: flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace, backend="cudnn")),
             ("jit_args", lambda: flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace, jit_args=[1])),
             ("pos_encoding_mode", lambda: decode.plan(*pages, *shape, pos_encoding_mode="ROPE_LLAMA")),
