@@ -179,6 +179,15 @@ class PageTest(unittest.TestCase):
         page.find("#try")[0].click()
         page.wait(lambda: page.find("#tree rect.share-4"))  # 16 samples run through the prompt
         page.wait(lambda: len(page.find("#tree rect.share-1")) > 8)
+        # The plan of a real step says why.
+        page.wait(lambda: any(text.startswith("Tokens 0 to ") and "read them together" in text for text in page.text("#reads li")))
+        # The figures stay in view however far down the answers go.
+        self.browser.execute_script("window.scrollTo(0, document.body.scrollHeight)")
+        for selector in ("#read-bytes", "#unshared-bytes", "#bytes-summary"):
+            top, bottom, height = self.browser.execute_script(
+                "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return [box.top, box.bottom, innerHeight]", selector
+            )
+            self.assertTrue(0 <= top < bottom <= height, (selector, top, bottom, height))
         self.assertIn("Quercus robur", page.find("#system")[0].get_attribute("value"))
         self.assertFalse(page.find("#intro")[0].is_displayed())
         page.find("#stop")[0].click()
