@@ -27,6 +27,7 @@
 #include "cli/terminal.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
+#include "core/format_bytes.h"
 #include "grammar/grammar_compiler.h"
 #include "hub/model_store.h"
 #include "model/checkpoint.h"

@@ -16,6 +16,7 @@
 #include "cli/standard_output.h"
 #include "cli/terminal.h"
 #include "core/check.h"
+#include "core/format_bytes.h"
 #include "hub/model_store.h"
 #include "model/checkpoint.h"
 

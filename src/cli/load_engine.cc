@@ -8,6 +8,7 @@
 
 #include "cli/progress_line.h"
 #include "cli/run_stats.h"
+#include "core/format_bytes.h"
 #include "engine/engine_parts.h"
 #include "tokenizer/one_line.h"
 

@@ -10,6 +10,7 @@
 #include "cli/run_stats.h"
 #include "core/check.h"
 #include "core/device.h"
+#include "core/format_bytes.h"
 
 namespace coppice::cli {
 namespace {

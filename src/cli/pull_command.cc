@@ -17,6 +17,7 @@
 #include "cli/standard_output.h"
 #include "cli/terminal.h"
 #include "core/check.h"
+#include "core/format_bytes.h"
 #include "hub/catalogue.h"
 #include "hub/model_store.h"
 #include "hub/pull.h"

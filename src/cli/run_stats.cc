@@ -1,10 +1,10 @@
 #include "cli/run_stats.h"
+#include "core/format_bytes.h"
 
 #include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <array>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -196,16 +196,6 @@ nlohmann::ordered_json ToJson(const RunStats& stats) {
                       {"decode_tokens_per_second", stats.peer->decode_tokens_per_second}};
   }
   return json;
-}
-
-std::string FormatBytes(double bytes) {
-  constexpr std::array<std::string_view, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
-  size_t unit = 0;
-  while (bytes >= 1024 && unit + 1 < kUnits.size()) {
-    bytes /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
 }
 
 std::string FormatDrafts(const RunStats& stats) {

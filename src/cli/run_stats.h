@@ -76,8 +76,6 @@ int64_t PeakRssBytes();
 
 nlohmann::ordered_json ToJson(const RunStats& stats);
 
-// "12.4 MiB"; binary units, one digit.
-std::string FormatBytes(double bytes);
 // The closing table, what it compares with and, where the plan shared no reads, why; in lines of 80 columns.
 std::string FormatTable(const RunStats& stats);
 // What came of drafts, a line; empty without drafts.

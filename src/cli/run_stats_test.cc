@@ -139,12 +139,5 @@ TEST(RunStats, NothingMeasuredIsADashNotADivision) {
   EXPECT_EQ(stats.kv_bytes_read_per_step(), 0);
 }
 
-TEST(FormatBytes, BinaryUnits) {
-  EXPECT_EQ(FormatBytes(0), "0 B");
-  EXPECT_EQ(FormatBytes(1023), "1023 B");
-  EXPECT_EQ(FormatBytes(1536), "1.5 KiB");
-  EXPECT_EQ(FormatBytes(3.0 * 1024 * 1024 * 1024), "3.0 GiB");
-}
-
 }  // namespace
 }  // namespace coppice::cli

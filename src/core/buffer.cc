@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "core/format_bytes.h"
 #include "core/math.h"
 
 namespace coppice {
@@ -28,8 +29,7 @@ Result<Buffer> Buffer::Allocate(size_t bytes) {
   const size_t slack = mapped >= kHugePageBytes ? kHugePageBytes : 0;  // to begin where a huge page does
   void* p = mmap(nullptr, mapped + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {
-    return ResourceExhausted("cannot allocate " + std::to_string(bytes) + " bytes: " + std::strerror(errno) +
-                             "; use a smaller context, fewer pages or a machine with more memory");
+    return ResourceExhausted("cannot allocate " + FormatBytes(static_cast<double>(bytes)) + ": " + std::strerror(errno));
   }
   auto* data = static_cast<std::byte*>(p);
   if (slack > 0) {

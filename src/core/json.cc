@@ -50,7 +50,11 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
   bool parse_error(size_t, const std::string&, const nlohmann::json::exception& error) override {
     std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     if (const size_t end = what.find("] "); end != what.npos) what.remove_prefix(end + 2);
-    return Fail(DataLoss("not valid JSON: " + Printable(what, 200)));
+    std::string text(what);
+    constexpr std::string_view kOneLine =
+        "parse error at line 1, column ";  // most texts are one line, and of a file's line it would mislead
+    if (text.starts_with(kOneLine)) text.replace(0, kOneLine.size(), "parse error at column ");
+    return Fail(DataLoss("not valid JSON: " + Printable(text, 200)));
   }
 
  private:

@@ -28,7 +28,8 @@ TEST(ParseJson, GivesTheValueThatTheLibraryGives) {
 }
 
 TEST(ParseJson, SaysWhereTheSyntaxBreaksInPrintableText) {
-  EXPECT_THAT(Message(""), HasSubstr("not valid JSON: parse error at line 1, column 1"));
+  EXPECT_THAT(Message(""), HasSubstr("not valid JSON: parse error at column 1: "));
+  EXPECT_THAT(Message("{\n 1}"), HasSubstr("parse error at line 2, column 2: "));
   EXPECT_THAT(Message("{\"a\": 1,}"), HasSubstr("column 9"));
   EXPECT_THAT(Message("[1] 2"), HasSubstr("expected end of input"));
   EXPECT_THAT(Message("[\"\xff\"]"), HasSubstr("\\xff"));

@@ -4,9 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <string_view>
+
+#include "core/format_bytes.h"
 
 namespace coppice {
 namespace {
@@ -15,13 +16,7 @@ using attention::ReadReason;
 
 std::string Counted(int64_t count, std::string_view noun) { return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s"); }
 
-std::string Bytes(int64_t bytes) {
-  constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
-  return fmt::format("{:.{}f} {}", value, unit == 0 || value >= 100 ? 0 : 1, kUnits[unit]);
-}
+std::string Bytes(int64_t bytes) { return FormatBytes(static_cast<double>(bytes)); }
 
 // Of one layer.
 std::string Microseconds(double us) { return fmt::format("{:.{}f} us", us, us < 10 ? 1 : 0); }

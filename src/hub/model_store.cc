@@ -126,7 +126,8 @@ Result<std::string> FindModel(const std::string& given) {
     return NotFound(fmt::format(
         "there is no model at {}; give a GGUF file or a Hugging Face folder to --model, or run coppice pull {}", given, given));
   }
-  return NotFound(fmt::format("there is no model at {}; give a GGUF file or a Hugging Face folder to --model", given));
+  return NotFound(fmt::format(
+      "there is no model at {}; give a GGUF file, a Hugging Face folder or a name of `coppice models` to --model", given));
 }
 
 }  // namespace coppice::hub

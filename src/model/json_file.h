@@ -10,8 +10,8 @@
 
 namespace coppice {
 
-// `text` must be one JSON object; `path` names the source in messages. Errors as ParseJson (core/json.h), and INVALID_ARGUMENT for
-// another value.
+// `text` must be one JSON object; `path` names the source in messages; empty: the caller does. Errors as ParseJson (core/json.h),
+// and INVALID_ARGUMENT for another value.
 Result<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& path);
 
 }  // namespace coppice

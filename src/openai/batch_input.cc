@@ -70,7 +70,7 @@ std::optional<BatchLine> ParseBatchLine(std::string_view text, int64_t line, con
     line_error->param = std::move(param);
     return std::nullopt;
   };
-  Result<json> parsed = ParseJsonObject(text, "the line");
+  Result<json> parsed = ParseJsonObject(text, "");
   if (!parsed.ok()) return fail(InvalidArgument(parsed.status().message()), "");
   const DismantledJson<json> object(*std::move(parsed));
   Result<std::string> custom_id = StringField(*object, "custom_id", "a string that no other line has");

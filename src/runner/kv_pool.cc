@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/format_bytes.h"
 #include "core/math.h"
 
 namespace coppice {
@@ -29,9 +30,14 @@ Result<std::unique_ptr<KvPool>> KvPool::Create(Device* device, attention::Contex
   const Shape::Heads all = {.count = first.num_kv_heads, .total = first.num_kv_heads};
   std::unique_ptr<KvPool> pool(new KvPool(device, context, first, layer_shape, shape.heads.total == 0 ? all : shape.heads));
   for (const int32_t group : shape.layer_groups) {
-    COPPICE_ASSIGN_OR_RETURN(DeviceMemory memory, device->Allocate(layer_shape.bytes(), MemoryKind::kKv));
-    COPPICE_ASSIGN_OR_RETURN(auto bound, context->BindKv(shape.specs[group], layer_shape.View(memory.data())));
-    pool->memory_.push_back(std::move(memory));
+    Result<DeviceMemory> memory = device->Allocate(layer_shape.bytes(), MemoryKind::kKv);
+    if (!memory.ok()) {
+      const double bytes = static_cast<double>(layer_shape.bytes()) * static_cast<double>(shape.layer_groups.size());
+      return Status(memory.status().code(), "a KV cache of " + FormatBytes(bytes) + ", layer by layer: " +
+                                                memory.status().message() + "; lower kv_cache_bytes (--kv-cache)");
+    }
+    COPPICE_ASSIGN_OR_RETURN(auto bound, context->BindKv(shape.specs[group], layer_shape.View(memory->data())));
+    pool->memory_.push_back(*std::move(memory));
     pool->layers_.push_back(std::move(bound));
   }
   return pool;

@@ -123,7 +123,7 @@ HttpResponse BatchRoutes::DeleteFile(const std::string& key, const std::string& 
 
 HttpResponse BatchRoutes::Create(const std::string& key, const std::string& body) {
   Result<nlohmann::json> parsed = ParseJson(body);
-  if (!parsed.ok()) return ErrorResponse(InvalidArgument("the body " + parsed.status().message()));
+  if (!parsed.ok()) return ErrorResponse(InvalidArgument("the body: " + parsed.status().message()));
   const DismantledJson<nlohmann::json> value(*std::move(parsed));
   openai::BodyError error;
   std::optional<Batch> batch = ParseBatch(*value, &error);

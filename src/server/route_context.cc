@@ -30,7 +30,7 @@ std::optional<JsonBody> RouteContext::TakeBody(const std::shared_ptr<Call>& call
   const std::string text = std::exchange(call->request.body, {});
   Result<json> body = ParseJson(text);
   if (!body.ok()) {
-    Answer(call, ErrorResponse(InvalidArgument("the body " + body.status().message())));
+    Answer(call, ErrorResponse(InvalidArgument("the body: " + body.status().message())));
     return std::nullopt;
   }
   JsonBody taken = {.json = DismantledJson(*std::move(body))};

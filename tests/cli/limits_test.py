@@ -112,6 +112,12 @@ class RunLimitsTest(unittest.TestCase):
         self.assertEqual(done.stderr.decode("utf-8").count("\n"), 1)
         self.assertNotIn(b"\x1b", done.stderr)
 
+    def test_a_kv_cache_that_does_not_fit_is_told_in_units_of_people(self):
+        done = limited([*GOOD, "--kv-cache", "24GiB"], AS=6 << 30)  # three layers
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done)
+        self.assertIn("a KV cache of 24.0 GiB, layer by layer: cannot allocate 8.0 GiB: ", done.stderr)
+        self.assertIn("lower kv_cache_bytes (--kv-cache)", done.stderr)
+
     def test_little_address_space(self):
         """At each limit the command works, or ends with one line and exit status 1 or 2."""
         worked = 0

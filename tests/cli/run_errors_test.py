@@ -52,6 +52,15 @@ class RunErrorsTest(unittest.TestCase):
         self.expect_error([*GOOD, "--machine", os.path.join(self.folder, "absent.json")], "absent.json", "coppice bench calibrate")
         gpu = os.path.join(os.path.dirname(__file__), "../../src/attention/machines/h200.json")
         self.expect_error([*GOOD, "--device", "cpu", "--machine", gpu], "h200.json", "is a GPU's", "coppice bench calibrate")
+        text = self.write("text", b"5 6 7\n")
+        engine = ["--model", TINY, "--device", "cpu"]
+        for command in (["run", "--prompt-ids", "5"], ["chat"], ["serve", "--port", "0"], ["batch", text, text + ".out"], ["score", text], ["tree", text],
+                        ["eval", "perplexity", text], ["bench", "decode", "--prompt-tokens", "4"], ["bench", "throughput", "--requests", "1", "--shared-tokens", "4", "--unique-tokens", "2", "--output-tokens", "2"]):
+            for machine, words in (("h200", "machine model h200 is a GPU's"), ("h20", "no shipped machine model 'h20'; known: ")):
+                with self.subTest(command, machine=machine):
+                    done = coppice(*command, *engine, "--machine", machine)
+                    self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done)
+                    self.assertIn(words, done.stderr)
 
     def test_prompt(self):
         self.expect_error(["--model", TINY, "--prompt", ""], "prompt is empty")
@@ -75,7 +84,7 @@ class RunErrorsTest(unittest.TestCase):
         self.expect_error([*GOOD, "--load-prefix", "x", "--sharing", "none"], "--load-prefix", "--sharing none")
 
     def test_missing_model(self):
-        self.expect_error(["--model", os.path.join(self.folder, "absent.gguf"), "--prompt-ids", "1"], "absent.gguf", "--model")
+        self.expect_error(["--model", os.path.join(self.folder, "absent.gguf"), "--prompt-ids", "1"], "absent.gguf", "--model", "`coppice models`")
 
     def test_folder_without_a_model(self):
         self.expect_error(["--model", self.folder, "--prompt-ids", "1"], "config.json")

@@ -21,14 +21,15 @@
 #include "cli/standard_output.h"
 #include "cli/terminal.h"
 #include "core/check.h"
+#include "core/format_bytes.h"
 #include "core/interleaved_timing.h"
 #include "core/thread_pool.h"
 
 namespace coppice::cli {
 namespace {
 
+using AttentionMode = attention::BenchMode;
 using attention::AttentionSpec;
-using attention::BenchMode;
 using attention::BenchRow;
 using attention::BenchTree;
 using nlohmann::ordered_json;
@@ -74,7 +75,7 @@ std::vector<std::string> GridTrees() {
   }
   return trees;
 }
-constexpr BenchMode kGridModes[] = {BenchMode::kPlanned, BenchMode::kAllShared, BenchMode::kStore};
+constexpr AttentionMode kGridModes[] = {AttentionMode::kPlanned, AttentionMode::kAllShared, AttentionMode::kStore};
 
 Result<BenchTree> MakeBenchTree(const std::string& text, int32_t queries) {
   COPPICE_ASSIGN_OR_RETURN(const std::vector<TreeLevel> levels, ParseTree(text));
@@ -117,7 +118,7 @@ std::string FormatLine(const AttentionSpec& spec, const BenchTree& tree, const s
                                  spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, tree.name, tree.queries, planned * 1e6,
                                  FormatBytes(rows.front().kv_bytes), rows.front().flops * 1e-9, rows.front().percent_of_roofline());
   for (const BenchRow& row : rows) {
-    if (row.mode != BenchMode::kPlanned)
+    if (row.mode != AttentionMode::kPlanned)
       line += fmt::format("  {} {}{:.2f}", Name(row.mode), row.same_work ? '=' : 'x', row.over_planned.median);
   }
   return line + "\n";
@@ -128,7 +129,7 @@ std::string FormatLine(const AttentionSpec& spec, const BenchTree& tree, const s
 Estimate OverBetter(std::span<const BenchRow> rows) {
   Estimate worst{.median = 0, .low = 0, .high = 0};
   for (const BenchRow& row : rows) {
-    if (row.mode != BenchMode::kAllShared && row.mode != BenchMode::kStore) continue;
+    if (row.mode != AttentionMode::kAllShared && row.mode != AttentionMode::kStore) continue;
     const Estimate over = row.same_work ? Estimate{} : row.over_planned;
     if (1 / over.median > worst.median) worst = {.median = 1 / over.median, .low = 1 / over.high, .high = 1 / over.low};
   }
@@ -145,7 +146,7 @@ class NeverSlower {
     ++cells_;
     bool differs = false;
     for (const BenchRow& row : rows) {
-      if (row.mode != BenchMode::kAllShared && row.mode != BenchMode::kStore) continue;
+      if (row.mode != AttentionMode::kAllShared && row.mode != AttentionMode::kStore) continue;
       widest_ = std::max(widest_, row.over_planned.width());
       differs |= !row.same_work;
       if (!row.same_work) continue;
@@ -224,7 +225,8 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
   if (options.device == "cpu") report["workers"] = threads->num_workers();
   COPPICE_RETURN_IF_ERROR(Print(fmt::format("{}; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", device->name(),
                                             device->product_flops_per_s() * 1e-9, device->read_bytes_per_s() * 1e-9)));
-  const auto modes = options.grid ? std::span<const BenchMode>(kGridModes) : std::span<const BenchMode>(attention::kAllBenchModes);
+  const auto modes =
+      options.grid ? std::span<const AttentionMode>(kGridModes) : std::span<const AttentionMode>(attention::kAllBenchModes);
   attention::AttentionBench bench(*device, {.page_size = options.page_size,
                                             .rounds = options.rounds,
                                             .working_set_bytes = kWorkingSetBytes,

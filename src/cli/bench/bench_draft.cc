@@ -19,6 +19,7 @@
 #include "cli/terminal.h"
 #include "coppice/engine/engine.h"
 #include "core/check.h"
+#include "core/format_bytes.h"
 #include "hub/model_store.h"
 #include "openai/generation.h"
 #include "tokenizer/tokenizer.h"
@@ -54,7 +55,7 @@ struct BenchDraftOptions {
   std::string out;
 };
 
-struct Case {
+struct DraftCase {
   const Text* text = nullptr;
   int32_t samples = 0;
   DraftMode draft = DraftMode::kNone;
@@ -69,7 +70,7 @@ struct Case {
   }
 };
 
-Result<RunStats> Measure(const BenchDraftOptions& options, const Case& job) {
+Result<RunStats> Measure(const BenchDraftOptions& options, const DraftCase& job) {
   EngineOptions engine_options = options.engine;
   engine_options.draft = job.draft;
   engine_options.experiment.draft_branches = job.branches;
@@ -90,7 +91,7 @@ Result<RunStats> Measure(const BenchDraftOptions& options, const Case& job) {
 
 // The run of median decode speed; the counters are the same in every run, but for a draft model and where drafting goes by the
 // clock.
-ordered_json Summarize(const Case& job, std::vector<RunStats> runs) {
+ordered_json Summarize(const DraftCase& job, std::vector<RunStats> runs) {
   std::ranges::sort(runs, {}, &RunStats::decode_tokens_per_second);
   const RunStats& stats = runs[runs.size() / 2];
   const double tokens = static_cast<double>(std::max<int64_t>(stats.decode_tokens, 1));
@@ -133,7 +134,7 @@ Result<ExitCode> BenchDraft(BenchDraftOptions options) {
   COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   const std::vector<Text> texts = Texts();
-  std::vector<Case> cases;
+  std::vector<DraftCase> cases;
   for (const Text& text : texts) {
     for (const int32_t samples : options.samples) {
       cases.push_back({&text, samples});

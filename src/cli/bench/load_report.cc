@@ -14,6 +14,7 @@
 #include "cli/bench/svg_plot.h"
 #include "cli/run_stats.h"
 #include "cli/terminal.h"
+#include "core/format_bytes.h"
 
 namespace coppice::cli {
 namespace {

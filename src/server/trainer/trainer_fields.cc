@@ -17,7 +17,7 @@ Result<TrainerFields> TrainerFields::Read(const HttpRequest& request) {
   json fields = json::object();
   if (!request.body.empty()) {
     Result<json> body = ParseJson(request.body);
-    if (!body.ok()) return Status(body.status().code(), "the body " + std::string(body.status().message()));
+    if (!body.ok()) return Status(body.status().code(), "the body: " + std::string(body.status().message()));
     if (!body->is_object() && !body->is_null())
       return InvalidArgument(fmt::format("the body is {}, expected an object", PrintableJson(*body, 80)));
     if (body->is_object()) fields = *std::move(body);
