@@ -145,11 +145,13 @@ std::string Planner::Explain() const {
   const PlanStats stats = Stats();
   const Load load = items_.TotalLoad();
   const std::string& from = problem_.machine.scaled_from;
-  const std::string scaled = from.empty() ? "" : " (scaled from " + from + ", not measured)";
+  std::string measured;
+  if (!from.empty()) measured = " (scaled from " + from + ", not measured)";
+  if (problem_.machine.name.starts_with("generic")) measured = " (not measured: see coppice bench calibrate)";
   Append(out, "attention plan: %d qo heads, %d kv heads, head_dim %d, kv %s%s, machine %s%s, %d workers\n",
          problem_.spec.num_qo_heads, problem_.spec.num_kv_heads, problem_.spec.head_dim,
          std::string(coppice::Name(problem_.spec.kv_dtype)).c_str(), problem_.spec.deterministic ? ", deterministic" : "",
-         problem_.machine.name.c_str(), scaled.c_str(), problem_.cost.workers());
+         problem_.machine.name.c_str(), measured.c_str(), problem_.cost.workers());
   if (problem_.traits.native_head_dim > problem_.spec.head_dim) {
     Append(out, "head_dim is padded on chip to %d: %.0f %% more computation\n", problem_.traits.native_head_dim,
            100.0 * (problem_.traits.native_head_dim - problem_.spec.head_dim) / problem_.spec.head_dim);

@@ -79,8 +79,10 @@ std::string Markdown(const std::string& text) {
 std::string Quoted(const std::string& text) {
   std::string quoted;
   for (const char c : text) {
-    if (c == '\'') continue;
-    quoted += c == '\n' ? ' ' : c;
+    if (c == '\'')
+      quoted += "'\\''";
+    else
+      quoted += c == '\n' ? ' ' : c;
   }
   return "'" + quoted + "'";
 }

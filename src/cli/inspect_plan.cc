@@ -198,7 +198,8 @@ Result<ExitCode> InspectPlan(InspectPlanOptions options) {
 
 Command AddInspectPlanCommand(CLI::App& inspect) {
   const auto options = std::make_shared<InspectPlanOptions>();
-  CLI::App* command = inspect.add_subcommand("plan", "How the attention planner cuts a prefix tree into work, and why");
+  CLI::App* command = inspect.add_subcommand(
+      "plan", "How the attention planner cuts a prefix tree into work, and why; docs/cli.md explains its words");
   CLI::Option* tree =
       command
           ->add_option("--tree", options->tree,

@@ -87,7 +87,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
       coppice::cli::AddPullCommand(app),  coppice::cli::AddModelsCommand(app),
   };
   CLI::App* const inspect = add_group("inspect", "Show what a model file holds or what the attention planner decides");
-  CLI::App* const eval = add_group("eval", "Measure accuracy, in every sharing mode");
+  CLI::App* const eval = add_group("eval", "Measure accuracy: perplexity, needles, multiple choice, code");
   CLI::App* const bench = add_group("bench", "Measure this machine");
   const Command others[] = {
       coppice::cli::AddInspectModelCommand(*inspect),

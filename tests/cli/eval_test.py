@@ -29,7 +29,8 @@ def sandbox_works():
 def evaluate(*args, timeout=900, environment=None):
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.json")
-        done = coppice("eval", *args, "--model", MODEL, "--out", report, timeout=timeout, environment=environment)
+        modes = [] if "--modes" in args else ["--modes", ",".join(MODES)]
+        done = coppice("eval", *args, *modes, "--model", MODEL, "--out", report, timeout=timeout, environment=environment)
         if done.returncode != 0:
             raise AssertionError(f"coppice eval {args} exited with {done.returncode}: {done.stderr}")
         with open(report, encoding="utf-8") as file:
@@ -71,7 +72,8 @@ class EvalTest(unittest.TestCase):
         for mode in MODES:
             self.assertAlmostEqual(perplexity[mode]["value"], perplexity["tree"]["value"], delta=0.02 * perplexity["tree"]["value"])
             self.assertEqual(perplexity[mode]["n"], perplexity["tree"]["n"])
-        whole, _ = evaluate("perplexity", path, "--modes", "tree", "--dtype", "f32")
+        whole, table = evaluate("perplexity", path, "--modes", "tree", "--dtype", "f32")
+        self.assertNotIn("unlike", table)
         windows, _ = evaluate("perplexity", path, "--modes", "tree", "--dtype", "f32", "--window", 100, "--context", 99)
         # Every token but the first is counted once, whatever the windows; more context never lies far off.
         self.assertEqual(*(r["modes"]["tree"]["scores"][0]["n"] for r in (whole, windows)))
@@ -89,6 +91,8 @@ class EvalTest(unittest.TestCase):
         for mode in MODES:
             self.assertEqual((report["modes"][mode]["items"], report["modes"][mode]["items_unlike_first_mode"]), (["0", "1", "1"], 0))
         self.assertIn("one-level", text)
+        alone = coppice("eval", "choice", path, "--model", MODEL).stdout.splitlines()
+        self.assertEqual([line.split()[0] for line in alone], ["sharing", *["tree"] * len(report["modes"]["tree"]["scores"])])
 
     def test_needle(self):
         report, _ = evaluate("needle", "--lengths", "96,160", "--depths", "0,1", "--repeats", 2, "--dtype", "f32")

@@ -82,6 +82,11 @@ class InspectPlanTest(unittest.TestCase):
         self.assertEqual({item["item"] for item in tasks["ranges"]} - {item["id"] for item in json.loads(dump)["plan"]["items"]}, set())
         self.assertIn("machine zen5", coppice("inspect", "plan", *self.TREE, "--machine", "zen5", "--no-measure").stdout)
 
+    def test_a_machine_that_was_not_measured_is_told(self):
+        text = coppice("inspect", "plan", *self.TREE, "--machine", "generic-x86", "--no-measure").stdout
+        self.assertIn("machine generic-x86 (not measured: see coppice bench calibrate), 1 workers", text)
+        self.assertNotIn("not measured", coppice("inspect", "plan", *self.TREE, "--machine", "zen5", "--no-measure").stdout)
+
     def test_alike_siblings_are_told_once(self):
         text = coppice("inspect", "plan", "--tree", "512,64x4,16x4", "--no-measure").stdout
         self.assertEqual(text.count("branch "), 1, text)

@@ -25,12 +25,12 @@ PROMPT = ["--model", TINY, "--prompt-ids", "5,6,7"]
 
 
 class Terminal:
-    """`coppice ARGS` on a terminal of its own."""
+    """`coppice ARGS`, or another program, on a terminal of its own."""
 
-    def __init__(self, *args, columns=COLUMNS):
+    def __init__(self, *args, columns=COLUMNS, program=COPPICE):
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        self.process = subprocess.Popen([COPPICE, *map(str, args)], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,  # pylint: disable=consider-using-with
+        self.process = subprocess.Popen([program, *map(str, args)], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,  # pylint: disable=consider-using-with
                                         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), env={**os.environ, "TERM": "xterm"})
         os.close(slave)
         self.text = ""
@@ -193,6 +193,29 @@ class GeneratedTest(unittest.TestCase):
                     done = subprocess.run([shell, *flags, file.name], capture_output=True, text=True, check=False, timeout=60)
                     self.assertEqual((done.returncode, done.stderr), (0, ""))
 
+    @unittest.skipUnless(shutil.which("fish"), "fish is not installed")
+    def test_fish_completes(self):
+        script = coppice("completion", "fish").stdout
+        for words, found in (("ser", "serve\tServe a model over HTTP with OpenAI's API"), ("bench deco", "decode"), ("run --temp", "--temperature")):
+            done = subprocess.run(["fish", "--no-config", "-c", "source -; complete -C $argv[1]", f"coppice {words}"], input=script, capture_output=True,
+                                  text=True, check=False, timeout=60)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertTrue(done.stdout.startswith(found), done.stdout)
+
+    @unittest.skipUnless(shutil.which("zsh"), "zsh is not installed")
+    def test_zsh_completes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "_coppice"), "w", encoding="utf-8") as file:
+                file.write(coppice("completion", "zsh").stdout)
+            terminal = Terminal("-f", "-i", program="zsh")
+            self.addCleanup(terminal.close)
+            terminal.type(f"PS1='> '; fpath=({folder} $fpath); autoload -Uz compinit; compinit -u -d {folder}/dump; print rea''dy\n")
+            terminal.read(until="ready")
+            for words, found in (("ser", "serve"), ("bench deco", "bench decode"), ("run --temp", "run --temperature")):
+                terminal.type(f"coppice {words}\t")
+                terminal.read(until=f"coppice {found}")
+                terminal.type("\x15")  # the line is dropped
+
 
 class StreamTest(TerminalTest):
     def test_text_comes_before_the_end(self):
@@ -267,9 +290,15 @@ class WidthTest(TerminalTest):
             lines = os.path.join(folder, "t")
             with open(lines, "w", encoding="utf-8") as file:
                 file.write("5 6 7\n")
+            requests = os.path.join(folder, "r")
+            with open(requests, "w", encoding="utf-8") as file:
+                file.write('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": [5], "max_tokens": 4}}\n')
             for args in (["run", *PROMPT, "-n", 4, "--max-tokens", 8, "--baseline", "store"], ["run", *PROMPT, "-n", 4, "--max-tokens", 8, "--explain"],
                          ["run", *PROMPT, "-n", 4, "--max-tokens", 8, "--draft", "ngram", "--ignore-eos"], ["inspect", "model", model],
                          ["inspect", "plan", "--tree", "512,64x4,16x4", "--no-measure"], ["inspect", "plan", "--machine", "h200", "--no-measure"],
+                         ["batch", requests, requests + "o", "--model", TINY, "--explain"], ["models"], ["key", "alice"],
+                         ["bench", "attention", "--tree", "16,8x2", "--repeats", 2, "--seconds", 0, "--qo-heads", 2, "--kv-heads", 1, "--head-dim", 64],
+                         ["bench", "update", "--model", TINY, "--repeats", 1],
                          ["bench", "decode", "--model", TINY, "--prompt-tokens", 64, "-n", 2, "--max-tokens", 4, "--repeats", 1, "--modes", "tree,no-attention"],
                          ["bench", "throughput", "--model", TINY, "--requests", 4, "--shared-tokens", 40, "--unique-tokens", 5, "--output-tokens", 4]):
                 with self.subTest(args):

@@ -30,7 +30,7 @@ using nlohmann::ordered_json;
 // What all tasks have.
 struct EvalOptions {
   EngineOptions engine;
-  std::vector<SharingMode> modes{kSharingModes.begin(), kSharingModes.end()};
+  std::vector<SharingMode> modes{SharingMode::kTree};
   std::string out;
 };
 
@@ -73,6 +73,7 @@ Result<ExitCode> Evaluate(EvalOptions options, const std::string& name, const Ev
                          {"dtype", nullptr},
                          {"weights", Name(options.engine.weights)},
                          {"modes", ordered_json::object()}};
+  const bool several = options.modes.size() > 1;
   std::vector<EvalResult> results;
   for (const SharingMode mode : options.modes) {
     Result<EvalResult> result = RunMode(options, mode, task, progress);
@@ -84,15 +85,16 @@ Result<ExitCode> Evaluate(EvalOptions options, const std::string& name, const Ev
     ordered_json& entry = report["modes"][std::string(Name(mode))] = ToJson(results.back());
     entry["items_unlike_first_mode"] = Differences(results.front(), results.back());
     if (results.size() == 1) {
-      std::string head = fmt::format("{:<9} {:<25} {:>9} {:>19} {:>6} {:>6}\n", "sharing", "", "", "95 % interval", "n", "unlike");
-      if (options.modes.size() > 1) head = "unlike: items that came out otherwise than in the first mode\n" + head;
-      COPPICE_RETURN_IF_ERROR(Print(head));
+      std::string head = fmt::format("{:<9} {:<25} {:>9} {:>19} {:>6}", "sharing", "", "", "95 % interval", "n");
+      if (several) head = "unlike: items that came out otherwise than in the first mode\n" + head + " unlike";
+      COPPICE_RETURN_IF_ERROR(Print(head + "\n"));
     }
     for (const Score& score : results.back().scores) {
       const Estimate& estimate = score.estimate;
-      COPPICE_RETURN_IF_ERROR(
-          Print(fmt::format("{:<9} {:<25} {:>9.4f} {:>9.4f} {:>9.4f} {:>6} {:>6}\n", Name(mode), score.name, estimate.value,
-                            estimate.low, estimate.high, estimate.n, Differences(results.front(), results.back()))));
+      std::string line = fmt::format("{:<9} {:<25} {:>9.4f} {:>9.4f} {:>9.4f} {:>6}", Name(mode), score.name, estimate.value,
+                                     estimate.low, estimate.high, estimate.n);
+      if (several) line += fmt::format(" {:>6}", Differences(results.front(), results.back()));
+      COPPICE_RETURN_IF_ERROR(Print(line + "\n"));
     }
   }
   COPPICE_RETURN_IF_ERROR(
@@ -102,7 +104,7 @@ Result<ExitCode> Evaluate(EvalOptions options, const std::string& name, const Ev
 
 void AddCommonOptions(CLI::App& command, EvalOptions& options) {
   AddParsed<std::vector<SharingMode>>(command, "--modes", options.modes, ParseSharingModes,
-                                      "Sharing modes to evaluate (default: all four)");
+                                      "Sharing modes to evaluate, one after the other; all must agree (default: tree)");
   command.add_option("--out", options.out, "Write the result, with each item's, to this file as JSON")->check(NotEmpty());
   AddEngineOptions(command, options.engine);
   command.remove_option(command.get_option("--sharing"));

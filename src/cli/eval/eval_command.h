@@ -1,4 +1,4 @@
-// `coppice eval`: accuracy, offline, in the four sharing modes: sharing must change nothing (RelayAttention, table 3).
+// `coppice eval`: accuracy, offline, in one or several sharing modes: sharing must change nothing (RelayAttention, table 3).
 // Layer: cli.
 #pragma once
 
