@@ -48,6 +48,16 @@ class SamplingParams:
     """Token id -> what is added to its logit."""
     seed: int | None = None
     """0 to 2^64 - 1: the same seed draws the same samples from the same distributions. None: another one for each prompt."""
+    beam_width: int | None = None
+    """Beam search: that many of the most probable outputs go on at a time, and the best n are told, best first, when it is over;
+    temperature, top_p, top_k and min_p do not count. None: samples are drawn."""
+    length_penalty: float = 1.0
+    """Of beam search: an output scores the sum of its log-probabilities / tokens ** length_penalty."""
+    early_stopping: bool | str = False
+    """Of beam search, once as many outputs have ended as it has beams: True: it is over; False: it is over once no beam, as long as
+    it is, scores better than the worst of them; "never": once no beam can, however long it becomes."""
+    stochastic_beams: bool = False
+    """Of beam search: beam_width different outputs are drawn without replacement, at `temperature`, with `seed`."""
     stop: str | Sequence[str] | None = None
     """Texts that end a sample; they are not part of it."""
     stop_token_ids: Sequence[int] | None = None
@@ -128,6 +138,8 @@ class Completion:
     sample: _native.Sample | None = field(default=None, repr=False, compare=False)
     """With keep=True: the sample itself, for LLM.fork, extend, prune, release and describe. What is kept of a prompt's samples goes
     when no Completion of them holds it any more."""
+    beam_score: float | None = None
+    """Of an output of a beam search, with its finish_reason: what it was ranked by."""
 
     @property
     def mean_logprob(self) -> float | None:

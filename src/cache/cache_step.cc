@@ -29,6 +29,7 @@ CacheStep::Work CacheStep::Take() {
   cache_->forest_.EndStep();
   cache_->taken_copies_.swap(cache_->pending_copies_);
   cache_->pending_copies_.clear();
+  cache_->copied_pages_.DropFrom(0);
   return {.forest = cache_->forest_.View(), .copies = cache_->taken_copies_};
 }
 

@@ -30,7 +30,9 @@ KvCache::KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::un
       forest_(std::move(forest)),
       branches_(options.max_branches),
       places_(options.max_branches),
+      copied_pages_(pool_.get()),
       pins_(this) {
+  copied_pages_.SetInUse(true);
   free_branches_.reserve(options.max_branches);
   Clear();
 }
@@ -43,6 +45,7 @@ void KvCache::Clear() {
     free_branches_.push_back(b);
   }
   pins_.Clear();
+  copied_pages_.DropFrom(0);
   tree_.Clear();
   pages_.Clear();
   forest_.Clear();
@@ -131,6 +134,7 @@ BranchId KvCache::Fork(BranchId parent_id, int32_t kv_len) {
     if (!AppendFreshPages(first + whole, page_.Ceil(kv_len), &pages)) return kNoBranch;
     for (auto i = static_cast<size_t>(whole); i < pages.size(); ++i)
       pending_copies_.push_back({.from = of_parent[i], .to = pages[i]});
+    copied_pages_.Share(of_parent.subspan(static_cast<size_t>(whole), pages.size() - static_cast<size_t>(whole)));
   } else {
     while (node != kRootNode && tree_.node(node).begin >= kv_len) node = tree_.node(node).parent;
     node = Split({.node = node, .length = kv_len, .due = kv_len, .computed = kv_len, .ready = kv_len});
@@ -193,7 +197,7 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
   Place& place = places_[id];
   const auto [begin, end] = Unpublished(id);
   const int32_t page_size = pages_.page_size(), first_page = begin / page_size;
-  COPPICE_DCHECK(begin < end && std::cmp_equal(tokens.size(), end - begin) && place.joins_at == 0 && pending_copies_.empty());
+  COPPICE_DCHECK(begin < end && std::cmp_equal(tokens.size(), end - begin) && place.joins_at == 0 && !HasPendingCopies(branch));
   const int32_t num_pages = end / page_size - first_page;
   const NodeId attached = place.lock.node();
   const PrefixTree::Node& node = tree_.node(attached);
@@ -229,11 +233,28 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
 }
 
 void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
-  Branch& branch = branches_[id];
+  const Branch& branch = branches_[id];
   COPPICE_CHECK(branch.in_use);
   COPPICE_DCHECK(static_cast<int32_t>(tokens.size()) >= branch.computed);
   forest_.Unlink(id);
   if (options_.share && branch.computed > branch.own_begin && IsCurrent(id)) KeepOwnTokens(id, tokens.first(branch.computed));
+  End(id);
+}
+
+void KvCache::Discard(BranchId id) {
+  COPPICE_CHECK(branches_[id].in_use);
+  forest_.Unlink(id);
+  End(id);
+}
+
+bool KvCache::HasPendingCopies(const Branch& branch) const {
+  return std::ranges::any_of(pending_copies_, [&](const attention::PageCopy& copy) {
+    return std::ranges::find(branch.own_pages.ids(), copy.to) != branch.own_pages.ids().end();
+  });
+}
+
+void KvCache::End(BranchId id) {
+  Branch& branch = branches_[id];
   branch.own_pages.DropFrom(0);
   const NodeId node = places_[id].lock.node();
   places_[id] = {};
@@ -459,6 +480,10 @@ Status KvCache::CheckIntegrity() const {
     }
   }
   if (pages_unshared != pages_unshared_ || own_tokens != own_tokens_) return Internal("the sums over branches are wrong");
+  for (const PageId page : copied_pages_.ids()) {
+    ++references[page];
+    ++uses[page];
+  }
   for (const auto& [name, lock] : pins_.locks()) ++direct_locks[lock.node()];
   for (NodeId n = 1; n < tree_.node_capacity(); ++n) {
     if (!tree_.node(n).in_tree) continue;

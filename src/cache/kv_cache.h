@@ -72,9 +72,9 @@ class KvCache {
   // any. REQUIRES: such branches' queries come first in the batch.
   Admission Admit(const AdmitArgs& args);
   // A branch that begins with the first `kv_len` tokens of another one: whole pages are shared, the open one is copied, here or by
-  // the first Grow. kNoBranch when slots or pages are lacking. Without sharing all pages are copied.
-  // REQUIRES: these tokens are computed and no copies to their pages are pending; or they are all that `branch` was admitted with,
-  // computed or launched, and nothing was grown past them.
+  // the first Grow. kNoBranch when slots or pages are lacking. Without sharing all pages are copied. What is copied stays there
+  // until the step that copies it was launched. REQUIRES: these tokens are computed and no copies to their pages are pending; or
+  // they are all that `branch` was admitted with, computed or launched, and nothing was grown past them.
   BranchId Fork(BranchId branch, int32_t kv_len);
 
   // Gives the branch pages for kv indices below `kv_len`, which may be less than before (drafts were refused); false when there are
@@ -111,10 +111,12 @@ class KvCache {
   // Makes tree nodes of Unpublished(branch), so that others can share it while the branch runs. Where the tree has the same tokens
   // already the branch takes those pages and frees its own: what was published first stays. Changes the branch's row and place in
   // the forest then, so the plan must be updated before the next forward pass. REQUIRES: not empty; `tokens` are those; no copies
-  // pending.
+  // to its own pages are pending.
   void Publish(BranchId branch, std::span<const int32_t> tokens);
   // Ends the branch. What it computed stays cached: `tokens` are all its computed tokens, from the start.
   void Release(BranchId branch, std::span<const int32_t> tokens);
+  // Ends the branch. Only what was published stays cached, all else is free.
+  void Discard(BranchId branch);
 
   // Prompts that stay under names.
   PinnedPrompts& pins() { return pins_; }
@@ -207,6 +209,9 @@ class KvCache {
   BranchId TakeBranch();
   // Changes a branch's own_begin and kv_len, and the sums over them.
   void SetExtent(Branch* branch, int32_t own_begin, int32_t kv_len);
+  // Ends a branch whose own tokens are kept, or not to be kept.
+  void End(BranchId branch);
+  bool HasPendingCopies(const Branch& branch) const;  // to its own pages
   // False for a branch that has KV of weights before the last Retire.
   bool IsCurrent(BranchId branch) const { return tree_.IsCurrent(places_[branch].lock.node()); }
   NodeId Split(const PrefixTree::Match& match);
@@ -229,6 +234,7 @@ class KvCache {
   std::vector<Place> places_;  // by branch
   std::vector<BranchId> free_branches_;
   std::vector<attention::PageCopy> pending_copies_;  // for the step that is scheduled next
+  PageRefs copied_pages_;                            // by ForkAt, in pending_copies_: in use
   std::vector<attention::PageCopy> taken_copies_;    // by the step before
   struct Prefill {
     BranchId branch = kNoBranch;

@@ -90,6 +90,13 @@ Result<SchedulePolicy> ParseSchedule(std::string_view text) {
   return InvalidArgument(fmt::format("'{}' is no schedule; expected mixed or prefill-first", text));
 }
 
+Result<EarlyStopping> ParseEarlyStopping(std::string_view text) {
+  for (const EarlyStopping each : {EarlyStopping::kFalse, EarlyStopping::kTrue, EarlyStopping::kNever}) {
+    if (Name(each) == text) return each;
+  }
+  return InvalidArgument(fmt::format("'{}' is no early stopping; expected false, true or never", text));
+}
+
 Result<int32_t> ParseChunk(std::string_view text) {
   if (text == "auto") return kAutoChunk;
   int32_t tokens = 0;
@@ -265,6 +272,25 @@ void AddSamplingOptions(CLI::App& command, RunOptions& options) {
   command.add_flag("--ignore-eos", request.ignore_eos, "Go on to --max-tokens");
 }
 
+namespace {
+
+void AddBeamOptions(CLI::App& command, BeamOptions& beams) {
+  command.option_defaults()->group(kSamplingGroup);
+  command.add_option("--beam-width", beams.width,
+                     "Beam search: so many of the most probable outputs go on at a time, and the -n best are printed; 0: samples");
+  command
+      .add_option("--length-penalty", beams.length_penalty,
+                  "Of beams that end: their score is the sum of their log-probabilities / tokens^this")
+      ->capture_default_str();
+  AddParsed<EarlyStopping>(command, "--early-stopping", beams.early_stopping, ParseEarlyStopping,
+                           "With as many ended outputs as beams the search is over: false (default): once no beam, as long as it "
+                           "is, scores better than the worst of them; true: at once; never: once no beam can, however long");
+  command.add_flag("--stochastic-beams", beams.stochastic,
+                   "Beams are different outputs drawn without replacement, at --temperature and with --seed");
+}
+
+}  // namespace
+
 CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   CLI::App* command = app.add_subcommand("run", "Sample n continuations of one prompt, whose KV is stored and read once for all");
   Request& request = options.request;
@@ -293,6 +319,8 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   command->add_option("--system", options.system, "System message (with --chat)");
 
   AddSamplingOptions(*command, options);
+
+  AddBeamOptions(*command, request.beams);
 
   command->option_defaults()->group(kFormGroup);
   command->add_option("--json-schema", options.json_schema_file, "File with a JSON schema: each sample is an instance of it")
@@ -333,7 +361,7 @@ void TakeSamplingDefaults(const ModelInfo& model, RunOptions* options) {
   if (!options->given.top_p) sampling.top_p = defaults.top_p;
   if (!options->given.top_k) sampling.top_k = defaults.top_k;
   if (!options->given.min_p) sampling.min_p = defaults.min_p;
-  sampling.repetition_penalty = defaults.repetition_penalty;
+  if (options->request.beams.width == 0) sampling.repetition_penalty = defaults.repetition_penalty;
 }
 
 Status Validate(const EngineOptions& options) {
@@ -368,6 +396,13 @@ Status Validate(const RunOptions& options) {
     }
   }
   if (options.vote_stop && !options.vote) return InvalidArgument("--vote-stop ends samples by their votes; add --vote");
+  const BeamOptions& beams = request.beams;
+  if (beams.width == 0 && (beams.length_penalty != 1 || beams.early_stopping != EarlyStopping::kFalse || beams.stochastic))
+    return InvalidArgument("--length-penalty, --early-stopping and --stochastic-beams are of beam search; add --beam-width");
+  if (beams.width > 0 && (options.best_of || options.vote_stop)) {
+    return InvalidArgument(
+        fmt::format("{} compares samples, and --beam-width searches; leave it out", options.best_of ? "--best-of" : "--vote-stop"));
+  }
   if (options.vote_stop && options.best_of)
     return InvalidArgument("--best-of compares all samples, and --vote-stop leaves some out; keep one of the two");
   COPPICE_RETURN_IF_ERROR(WithOptionName(ValidateParameters(request)));

@@ -54,6 +54,7 @@ Result<WeightForm> ParseWeightForm(std::string_view text);
 Result<DraftMode> ParseDraftMode(std::string_view text);
 Result<DraftPolicy> ParseDraftPolicy(std::string_view text);
 Result<SchedulePolicy> ParseSchedule(std::string_view text);
+Result<EarlyStopping> ParseEarlyStopping(std::string_view text);
 Result<int32_t> ParseChunk(std::string_view text);  // EngineOptions::chunk
 Result<uint64_t> ParseSeed(std::string_view text);
 // "1,2,3", spaces allowed.

@@ -46,6 +46,12 @@ TEST(RunOptions, EveryOptionArrives) {
             "--draft model --draft-model small.gguf --draft-tokens 6 --draft-branches 1 --draft-policy always",
             options),
       "");
+  RunOptions searching;
+  ASSERT_EQ(Parse("-p x -n 2 --beam-width 8 --length-penalty 0.5 --early-stopping never --stochastic-beams", searching), "");
+  EXPECT_EQ(searching.request.beams.width, 8);
+  EXPECT_EQ(searching.request.beams.length_penalty, 0.5f);
+  EXPECT_EQ(searching.request.beams.early_stopping, EarlyStopping::kNever);
+  EXPECT_TRUE(searching.request.beams.stochastic);
   const Request& request = options.request;
   EXPECT_EQ(options.engine.model_path, "m.gguf");
   EXPECT_EQ(options.prompt, "hello");
@@ -153,6 +159,11 @@ TEST(RunOptions, ValidateNamesOptionValueAndExpectation) {
   EXPECT_EQ(message([](RunOptions& o) { o.request.n = 4, o.best_of = 3; }), "--best-of is 3; expected at least -n, which is 4");
   EXPECT_THAT(message([](RunOptions& o) { o.vote_stop = true; }), HasSubstr("--vote-stop ends samples by their votes; add --vote"));
   EXPECT_THAT(message([](RunOptions& o) { o.vote = "a", o.vote_stop = true, o.best_of = 4; }), HasSubstr("keep one of the two"));
+  EXPECT_THAT(message([](RunOptions& o) { o.request.beams.length_penalty = 2; }),
+              HasSubstr("are of beam search; add --beam-width"));
+  EXPECT_THAT(message([](RunOptions& o) { o.request.beams.width = 4, o.best_of = 4; }), HasSubstr("--best-of compares samples"));
+  EXPECT_EQ(message([](RunOptions& o) { o.request.beams.width = 4, o.request.n = 5; }),
+            "-n is 5, expected at most beam_width, which is 4");
   EXPECT_THAT(message([](RunOptions& o) { o.vote = "("; }), HasSubstr("--vote: answer pattern (: missing closing parenthesis"));
   EXPECT_THAT(message([](RunOptions& o) { o.request.stop = {""}; }), HasSubstr("--stop has an empty string"));
 }

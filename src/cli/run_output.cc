@@ -40,6 +40,7 @@ std::string FormatSample(const openai::Sample& sample, int32_t rank, std::string
       rank > 0 ? fmt::format("--- rank {}, sample {}", rank, sample.index) : fmt::format("--- sample {}", sample.index);
   heading +=
       fmt::format(": {} tokens, {}", sample.token_ids.size(), sample.finish_reason ? Name(*sample.finish_reason) : "unfinished");
+  if (sample.beam_score) heading += fmt::format(", score {:.4f}", *sample.beam_score);
   if (const std::optional<double> mean = sample.mean_logprob()) heading += fmt::format(", mean log-probability {:.3f}", *mean);
   const std::string body = sample.text.empty() ? fmt::format("{}", fmt::join(sample.token_ids, ",")) : sample.text;
   return fmt::format("{}\n{}{}\n", heading, echo, body);
@@ -66,6 +67,7 @@ std::string FormatJson(const openai::Generation& generation, const RunStats& sta
                           {"logprobs", sample->logprobs},
                           {"mean_logprob", OrNull(sample->mean_logprob())},
                           {"finish_reason", Name(*sample->finish_reason)}};
+    if (sample->beam_score) entry["beam_score"] = *sample->beam_score;
     if (options.echo) {
       entry["text"] = generation.prompt_text + sample->text;
       entry["token_ids"] = Joined(json["prompt_ids"], entry["token_ids"]);

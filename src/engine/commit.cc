@@ -25,10 +25,14 @@ void Committer::Commit(const ScheduledBatch& batch, const StepResult& result) {
     MarkAndPublish(sequence, entry.begin + entry.count);
     if (entry.begins_samples) {
       BeginSamples(entry);
+    } else if (sequence->request->beams != nullptr) {
+      continue;
     } else if (entry.num_draws > 0 && !Accept(sequence, entry.first_draw)) {
       scheduler_.Finish(sequence);
     }
   }
+  for (RequestState* const request : beams_.Commit(batch, result))
+    EndRequest(request, FinishReason::kError, LogitsNotFinite(" of a beam"));
 }
 
 void Committer::MarkComputed(Sequence* sequence, int32_t computed) {
@@ -93,10 +97,10 @@ void Committer::BeginSamples(const ScheduledBatch::Entry& entry) {
     for (auto& [index, sequence] : request->sequences) {
       if (request->BeginsWithPrompt(sequence)) EndSample(&sequence, FinishReason::kLength, OkStatus());
     }
-  } else {
+  } else if (request->beams == nullptr) {
     BeginDrawn(entry);
   }
-  scheduler_.BeginPending(request);
+  if (request->beams == nullptr) scheduler_.BeginPending(request);
 }
 
 void Committer::BeginDrawn(const ScheduledBatch::Entry& entry) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
+#include "engine/beams.h"
 #include "engine/drafts.h"
 #include "engine/metrics.h"
 #include "engine/prefixes.h"
@@ -41,6 +42,7 @@ class Committer {
         drafts_(*parts.drafts),
         events_(*parts.events),
         totals_(*parts.totals),
+        beams_(parts.scheduler, parts.events, parts.totals),
         max_context_(parts.max_context) {}
 
   // Takes over what a step gave. Steps are committed in the order of their launches.
@@ -88,6 +90,7 @@ class Committer {
   const Drafts& drafts_;
   StepEvents& events_;
   EngineMetrics& totals_;
+  Beams beams_;
   const int32_t max_context_;
   const ScheduledBatch* batch_ = nullptr;  // the step at hand
   StepResult result_;

@@ -165,6 +165,7 @@ void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
   event_.cached_tokens = std::max(0, listener.cached_tokens.load());
   event_.finish_reason = item.reason;
   event_.stop = item.stop >= 0 ? std::optional(item.stop) : std::nullopt;
+  event_.beam_score = item.beam_score;
   event_.request_done = item.request_done;
   event_.weight_version = item.weight_version;
   event_.shared_reads = item.reads >= 0 ? emissions.shared_reads[item.reads] : SharedReads();

@@ -58,6 +58,7 @@ struct Emissions {
     bool decodes = false;  // the token's text belongs to the output
     bool request_done = false;
     std::optional<FinishReason> reason;
+    std::optional<float> beam_score;
   };
   std::vector<Item> items;
   std::vector<std::string> texts;

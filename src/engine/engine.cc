@@ -56,6 +56,7 @@ RequestLimits LimitsOf(const EngineParts& parts) {
           .page_size = parts.cache->options().page_size,
           .num_pages = parts.cache->usage().pages_total,
           .max_running = parts.options.max_running,
+          .num_eos = static_cast<int32_t>(parts.runner->info().model.eos_token_ids.size()),
           .has_tokenizer = parts.tokenizer != nullptr,
           .can_pin = parts.options.sharing != SharingMode::kNone};
 }
@@ -279,6 +280,11 @@ Result<RequestId> EngineImpl::Submit(Request request) {
   return CatchExhaustion("taking a request", [&]() -> Result<RequestId> {
     COPPICE_RETURN_IF_ERROR(ValidateRequest(request, limits_));
     COPPICE_RETURN_IF_ERROR(CheckTakesNew());
+    if (request.beams.width > 0) {  // which tokens are an output's last ones decides how it scores
+      const int32_t room = limits_.max_context - static_cast<int32_t>(request.prompt_ids.size());
+      request.max_tokens = std::min(request.max_tokens, room);
+      request.min_tokens = std::min(request.min_tokens, room);
+    }
     return inbox_.Add(MakeRequest(std::move(request), model_info_.eos_token_ids, parts_.tokenizer.get(), &request_memory_));
   });
 }

@@ -131,6 +131,53 @@ void EngineDevice::ExpectWhatTransformersSays(const std::string& model, DType dt
   }
 }
 
+// Outputs of a beam search are different, in the order of their scores, score what the engine itself says of their tokens, and no
+// worse than the greedy one; beside other samples, which take their steps ahead.
+TEST_P(EngineDevice, BeamsScoreWhatTheEngineItselfSays) {
+  for (const char* const model : {"llama-gqa", "llama-hd128-long"}) {
+    for (const bool stochastic : {false, true}) {
+      SCOPED_TRACE(std::string(model) + (stochastic ? ", stochastic" : ""));
+      const TestedEngine tested =
+          Make(model, {.dtype = DType::kBF16, .max_running = 24, .max_batch_tokens = 100, .max_context = 512});
+      const Expected expected = LoadExpected(model);
+      Request request{.prompt_ids = expected.prompt, .n = 8, .max_tokens = 30, .beams = {.width = 16}, .ignore_eos = true};
+      request.beams.stochastic = stochastic;
+      request.sampling.seed = 3;
+      const Request greedy = Greedy(expected.prompt, 30, 3);
+      Outcome found, beside;
+      Submit(*tested.engine, greedy, &beside);
+      Submit(*tested.engine, request, &found);
+      RunToEnd(*tested.engine);
+      const float tolerance = 2 * kOneRounding;  // of a token, in the mean
+      const auto mean = [](const std::vector<float>& logprobs) {
+        return std::accumulate(logprobs.begin(), logprobs.end(), 0.0) / static_cast<double>(logprobs.size());
+      };
+      for (size_t i = 0; i < found.samples.size(); ++i) {
+        const Output& output = found.samples[i];
+        ASSERT_EQ(output.tokens.size(), 30u);
+        if (i > 0) {
+          EXPECT_GE(*found.samples[i - 1].beam_score, *output.beam_score);
+          EXPECT_NE(found.samples[i - 1].tokens, output.tokens);
+        }
+        Request again{.prompt_ids = expected.prompt, .max_tokens = 0, .prompt_logprobs = true};
+        again.prompt_ids.insert(again.prompt_ids.end(), output.tokens.begin(), output.tokens.end());
+        const Outcome scored = Generate(*tested.engine, again);
+        std::vector<float> logprobs;
+        for (size_t t = expected.prompt.size(); t < again.prompt_ids.size(); ++t) logprobs.push_back(*scored.prompt_logprobs[t]);
+        EXPECT_NEAR(mean(logprobs), mean(output.logprobs), tolerance);
+        if (!stochastic) {
+          EXPECT_NEAR(*output.beam_score, mean(output.logprobs), 1e-4);
+        }
+      }
+      if (!stochastic) {
+        EXPECT_GE(*found.samples[0].beam_score, mean(beside.samples[0].logprobs) - tolerance);
+      }
+      EXPECT_TRUE(tested.cache->CheckIntegrity().ok());
+      EXPECT_EQ(tested.cache->usage().pages_in_use, 0);
+    }
+  }
+}
+
 TEST_P(EngineDevice, SaysWhatTransformersSays) {
   for (const char* model :
        {"llama-gqa", "llama3-rope", "llama-hd64-long", "llama-hd128-long", "llama-yarn-a", "mistral-sw", "mistral-hd64-sw-long",

@@ -14,6 +14,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <span>
@@ -80,6 +81,46 @@ INSTANTIATE_TEST_SUITE_P(Families, FixtureModel,
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// tests/data/models/beams.py has written what transformers' beam search finds; where noise of the tolerance changes that, an engine
+// may find something else.
+TEST_P(FixtureModel, BeamsAreThoseOfTransformers) {
+  std::ifstream file(std::string(COPPICE_TEST_DATA) + "/models/beams.json");
+  const nlohmann::json all = nlohmann::json::parse(file);
+  const Expected expected = LoadExpected(GetParam());
+  const auto prompt_tokens = std::min(expected.prompt.size(), all["prompt_tokens"].get<size_t>());
+  const std::map<std::string, EarlyStopping> stopping = {
+      {"false", EarlyStopping::kFalse}, {"true", EarlyStopping::kTrue}, {"never", EarlyStopping::kNever}};
+  int compared = 0;
+  for (const SharingMode sharing : kModes) {
+    const auto engine = MakeEngine(GetParam(), {.sharing = sharing,
+                                                .page_size = sharing == SharingMode::kOneLevel ? 4 : 16,
+                                                .max_running = 16,
+                                                .max_batch_tokens = 100,
+                                                .max_context = 512,
+                                                .experiment = {.force_sharing = true}});
+    for (const nlohmann::json& each : all["cases"]) {
+      if (each["model"] != GetParam() || !each["stable"]) continue;
+      SCOPED_TRACE(std::string(Name(sharing)) + ", beam_width " + each["beam_width"].dump() + ", stop " +
+                   each["stop_token_ids"].dump());
+      Request request{.prompt_ids = {expected.prompt.begin(), expected.prompt.begin() + static_cast<std::ptrdiff_t>(prompt_tokens)},
+                      .n = each["n"],
+                      .max_tokens = all["max_tokens"],
+                      .beams = {.width = each["beam_width"],
+                                .length_penalty = each["length_penalty"],
+                                .early_stopping = stopping.at(each["early_stopping"])},
+                      .stop_token_ids = each["stop_token_ids"],
+                      .ignore_eos = true};
+      const Outcome result = Generate(*engine, std::move(request));
+      for (size_t i = 0; i < result.samples.size(); ++i) {
+        EXPECT_EQ(result.samples[i].tokens, each["outputs"][i].get<std::vector<int32_t>>()) << "output " << i;
+        EXPECT_NEAR(*result.samples[i].beam_score, each["scores"][i].get<float>(), 2e-3f);
+      }
+      ++compared;
+    }
+  }
+  EXPECT_GE(compared, 4 * std::ssize(kModes));
+}
 
 // Ranks in every sharing mode; KV heads of some families are fewer than ranks, others are not divided evenly.
 TEST_P(FixtureModel, RanksSayWhatOneSaysInEveryMode) {

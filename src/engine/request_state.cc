@@ -48,6 +48,15 @@ std::unique_ptr<Listener> MakeListener(Request* params, const Tokenizer* tokeniz
   return listener;
 }
 
+// Events are those of the first n sequences alone.
+void AddBeams(RequestState* state) {
+  const Request& params = state->params;
+  state->beams = std::make_unique<BeamSearch>(
+      BeamSearch::Options{.beams = params.beams, .n = params.n, .max_tokens = params.max_tokens, .end_ids = state->end_ids});
+  for (int32_t i = 0; i < params.beams.width; ++i) state->AddSequence()->end_is_written = i >= params.n;
+  state->unfinished = params.n;
+}
+
 }  // namespace
 
 RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, const Tokenizer* tokenizer,
@@ -70,7 +79,11 @@ RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, cons
   state->has_stops = state->listener->has_stops;
   std::shared_ptr<SharedConstraint> constraint;
   if (state->has_constraint) constraint = std::make_shared<SharedConstraint>(state->params.constraint->Begin());
-  for (int32_t i = 0; i < state->params.n; ++i) state->AddSequence()->constraint = constraint;
+  if (state->params.beams.width > 0 && state->params.max_tokens > 0) {
+    AddBeams(state.get());
+  } else {
+    for (int32_t i = 0; i < state->params.n; ++i) state->AddSequence()->constraint = constraint;
+  }
   return state;
 }
 

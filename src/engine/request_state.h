@@ -15,6 +15,7 @@
 #include "cache/kv_cache.h"
 #include "coppice/engine/engine.h"
 #include "core/cache_line.h"
+#include "engine/beam_search.h"
 #include "engine/draft.h"
 #include "engine/draft_record.h"
 #include "engine/emitter.h"
@@ -78,12 +79,14 @@ struct alignas(kCacheLine) Sequence {
   int32_t length() const;  // tokens known: prompt and generated
   // Tokens to be computed: those that are known, and those that a step under way will have chosen.
   int32_t remaining() const { return length() + draws_under_way - launched; }
-  // What may come next follows from a token that is under way: it cannot go along in a step before that is known.
+  // What may come next follows from what is under way: it cannot go along in a step before that is known.
   bool waits_for_draw() const;
   // Its prompt (or, after a preemption, what it had) is not computed yet; else it decodes.
   bool prefilling() const;
-  // Sequences that go on from its next token: all n when the prompt is computed, else itself.
+  // Sequences that go on from its next token: all that the prompt is computed for, else itself.
   int32_t num_forks() const;
+  // A beam whose continuations are known, and not those of all others yet: it has nothing to compute, and need not hold a branch.
+  bool has_arrived() const;
   // Whether the token under way is its last one, whichever it is.
   bool ends_with_draw(int32_t max_context) const;
   int32_t TokenAt(int32_t kv_index) const;
@@ -119,6 +122,9 @@ struct alignas(kCacheLine) RequestState {
   bool has_listener = false;  // listener->on_event is not empty
   bool has_stops = false;     // stop strings: the step decodes its text, since that decides when a sample ends
   bool has_constraint = false;
+  // Its sequences are beams. What they go on with follows from the draws of all of them, which the host must know: none of them is
+  // in a step that is launched before the step under way is committed.
+  std::unique_ptr<BeamSearch> beams;
   bool repins = false;       // the engine's own: computes a pinned prompt anew (Prefixes::TakeRepins)
   bool forked = false;       // its samples are sequences of their own: the prompt is computed, or its last step launched
   uint8_t top_logprobs = 0;  // params.top_logprobs
@@ -167,11 +173,18 @@ RequestPtr MakeRequest(Request params, const std::vector<int32_t>& eos_ids, cons
 
 inline int32_t Sequence::length() const { return request->prompt_length() + static_cast<int32_t>(generated.size()); }
 
-inline bool Sequence::waits_for_draw() const { return draws_under_way > 0 && request->has_constraint; }
+inline bool Sequence::waits_for_draw() const {
+  return draws_under_way > 0 && (request->has_constraint || request->beams != nullptr);
+}
+
+inline bool Sequence::has_arrived() const { return request->beams != nullptr && request->beams->arrived(index); }
 
 inline bool Sequence::prefilling() const { return !request->forked || remaining() > 1; }
 
-inline int32_t Sequence::num_forks() const { return request->forked ? 1 : request->params.n; }
+inline int32_t Sequence::num_forks() const {
+  if (request->forked) return 1;
+  return request->beams != nullptr ? request->beams->width() : request->params.n;
+}
 
 inline const SamplingParams& Sequence::sampling() const { return own_sampling ? *own_sampling : request->params.sampling; }
 

@@ -37,6 +37,8 @@ Result<Sequence*> Samples::Find(RequestState* request, int32_t index) {
   const auto name = [&] { return fmt::format("sample {} of request {}", index, static_cast<uint64_t>(request->id)); };
   if (found == request->sequences.end() || found->second.pruned)
     return NotFound(name() + " is not known: it was pruned, or there never was one");
+  if (request->params.beams.width > 0)
+    return FailedPrecondition(name() + " is an output of a beam search, which alone forks and extends its beams");
   Sequence* const sequence = &found->second;
   if (sequence->state == Sequence::State::kFinished && !request->params.keep)
     return FailedPrecondition(name() + " has ended and is not kept: submit the request with keep");
@@ -149,6 +151,11 @@ void Samples::Prune(RequestState* request, int32_t index) {
   const auto found = request->sequences.find(index);
   if (found == request->sequences.end()) return;
   Sequence& sequence = found->second;
+  if (request->beams != nullptr) {  // beams go on for the other outputs
+    if (!sequence.end_is_written) committer_.WriteEnd(&sequence, FinishReason::kCancelled, OkStatus());
+    if (request->unfinished == 0) committer_.EndRequest(request, FinishReason::kCancelled, OkStatus());
+    return scheduler_.RemoveStopped();
+  }
   if (index == 0 && request->computes_prompt()) {  // it goes on for the others
     if (!sequence.end_is_written) committer_.WriteEnd(&sequence, FinishReason::kCancelled, OkStatus());
     sequence.pruned = true;

@@ -564,7 +564,7 @@ struct Line {
 
 struct Played {
   std::vector<std::string> events;
-  int64_t forks = 0, extensions = 0, prunes = 0, preemptions = 0, checked = 0;
+  int64_t forks = 0, extensions = 0, prunes = 0, preemptions = 0, checked = 0, searches = 0;
 };
 
 struct Trouble {
@@ -602,7 +602,16 @@ Played Play(EngineConfig config, int seed, int num_events, const Trouble& troubl
     if (random() % 2 == 0) request.share_of = random() % 2 == 0 ? "a" : "b";
     if (random() % 8 == 0) request.prompt_logprobs = true;
     if (random() % 5 == 0) request.constraint = std::make_shared<ParityConstraint>(16, 4 + random() % 13);
-    const bool greedy = request.sampling.temperature == 0 && request.constraint == nullptr && !trouble.updates;
+    if (random() % 5 == 0) {  // a beam search beside them
+      request.beams.width = request.n + static_cast<int32_t>(random() % 5);
+      request.beams.stochastic = request.sampling.temperature > 0;
+      request.keep = false;
+      request.stop.clear();
+      request.constraint = nullptr;
+      ++played.searches;
+    }
+    const bool greedy =
+        request.beams.width == 0 && request.sampling.temperature == 0 && request.constraint == nullptr && !trouble.updates;
     request.on_event = [&](const StreamEvent& event) {
       std::string text = std::to_string(static_cast<uint64_t>(event.request)) + "." + std::to_string(event.index) + ":";
       for (const int32_t token : event.token_ids) text += " " + std::to_string(token);
@@ -739,12 +748,14 @@ TEST(Samples, RandomTreesMatchTheirHistories) {
     sum.prunes += late.prunes;
     sum.preemptions += late.preemptions;
     sum.checked += late.checked;
+    sum.searches += late.searches;
   }
   EXPECT_GT(sum.forks, 100);
   EXPECT_GT(sum.extensions, 50);
   EXPECT_GT(sum.prunes, 100);
   EXPECT_GT(sum.preemptions, 0);
   EXPECT_GT(sum.checked, 1000);
+  EXPECT_GT(sum.searches, 100);
 }
 
 }  // namespace

@@ -30,9 +30,11 @@ struct ScheduledBatch {
     bool may_end = false;  // the output may end with the token that is drawn
     Status status;         // why there is no mask: it allows nothing
   };
-  std::vector<ConstraintMask> masks;  // by mask of the step
-  int32_t prefill_tokens = 0;         // of T, those of sequences that prefill
-  bool has_draft_tree = false;        // of some entry: a draft that is no chain
+  std::vector<ConstraintMask> masks;     // by mask of the step
+  std::vector<RequestState*> selecting;  // by selection of the step
+  std::vector<int32_t> beams;            // by beam of the step: its sequence's index
+  int32_t prefill_tokens = 0;            // of T, those of sequences that prefill
+  bool has_draft_tree = false;           // of some entry: a draft that is no chain
 
   bool empty() const { return entries.empty(); }
   int32_t num_tokens() const { return step.num_rows(); }
@@ -42,6 +44,8 @@ struct ScheduledBatch {
     step.ClearRows();
     tree_masks.clear();
     masks.clear();
+    selecting.clear();
+    beams.clear();
     prefill_tokens = 0;
     has_draft_tree = false;
   }

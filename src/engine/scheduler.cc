@@ -35,6 +35,7 @@ ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
     ScheduleAll();
   }
   steps_->FillTreeMasks();
+  steps_->FillSelections();
   return &steps_->next();
 }
 
@@ -96,7 +97,7 @@ bool Scheduler::MayTakePlace(const Sequence& sequence) const {
 void Scheduler::ForkUnderWay() {
   for (const ScheduledBatch::Entry& entry : steps_->last().entries) {
     const RequestState& request = *entry.sequence->request;
-    if (!entry.begins_samples || request.forked || request.has_constraint) continue;
+    if (!entry.begins_samples || request.forked || request.has_constraint || request.beams != nullptr) continue;
     Sequence* const first = entry.sequence;
     if (first->pruned) continue;                                         // the others begin with the commit
     if (first->ends_with_draw(cache_->options().max_context)) continue;  // and so do all others: they never run
@@ -129,7 +130,7 @@ std::span<Sequence* const> Scheduler::PlanDrafts() {
     if (sequence->state != Sequence::State::kRunning) continue;
     if (sequence->prefilling()) {
       has_prompts = true;
-    } else if (sequence->request->has_constraint) {
+    } else if (sequence->request->has_constraint || sequence->request->beams != nullptr) {
       ++undrafted;
     } else {
       decoding_.push_back(sequence);
@@ -146,12 +147,17 @@ std::span<Sequence* const> Scheduler::PlanDrafts() {
 
 bool Scheduler::ScheduleDecodes() {
   bool has_prefills = false;
+  arrived_.clear();
   for (size_t i = 0; i < running_.size(); ++i) {
     PrefetchAhead(i, running_.size(), *cache_, [&](size_t j) { return running_[j]; });
     Sequence* const sequence = running_[i];
     if (sequence->state != Sequence::State::kRunning) continue;
     if (sequence->prefilling()) {
       has_prefills = true;
+      continue;
+    }
+    if (sequence->remaining() == 0) {
+      arrived_.push_back(sequence);
       continue;
     }
     if (sequence->waits_for_draw() || IsHeld(*sequence)) continue;
@@ -161,7 +167,15 @@ bool Scheduler::ScheduleDecodes() {
       Append(sequence, 1, TakeDrafts(*sequence));
     }
   }
+  YieldArrived();
   return has_prefills;
+}
+
+void Scheduler::YieldArrived() {
+  for (Sequence* const beam : arrived_) {
+    const auto waits = [](const auto& entry) { return entry.second.state == Sequence::State::kWaiting; };
+    if (beam->state == Sequence::State::kRunning && std::ranges::any_of(beam->request->sequences, waits)) Preempt(beam);
+  }
 }
 
 void Scheduler::ScheduleRunningPrefills() {
@@ -269,9 +283,13 @@ bool Scheduler::MakeRoom(size_t index) {
 
 void Scheduler::Preempt(Sequence* sequence) {
   Release(sequence);
+  ++preemptions_;
+  if (sequence->has_arrived()) {  // there is nothing to come back for before all others have, too
+    sequence->state = Sequence::State::kPending;
+    return;
+  }
   sequence->state = Sequence::State::kWaiting;
   order_.AddToFront(sequence);
-  ++preemptions_;
 }
 
 void Scheduler::PreemptAll() {
@@ -342,6 +360,31 @@ bool Scheduler::ForkBeside(Sequence* child, const Sequence& parent) {
   return true;
 }
 
+void Scheduler::DropBeam(Sequence* beam) {
+  if (beam->state == Sequence::State::kRunning) {
+    cache_->Discard(beam->branch);
+    Leave(beam);
+  }
+  if (beam->state == Sequence::State::kWaiting) order_.Remove(beam);
+  beam->state = Sequence::State::kPending;
+  beam->generated.clear();
+  beam->found = {};
+}
+
+void Scheduler::ForkBeam(Sequence* beam, const Sequence& parent, int32_t token) {
+  beam->request->share = shares_.Of(beam->request->params.share_of);  // where none of its beams waits or runs, it has none
+  beam->generated = parent.generated;
+  beam->generated.push_back(token);
+  if (!ForkBeside(beam, parent)) Wait(beam);
+}
+
+void Scheduler::ExtendBeam(Sequence* beam, int32_t token) {
+  beam->request->share = shares_.Of(beam->request->params.share_of);
+  if (beam->state == Sequence::State::kWaiting) order_.Remove(beam);
+  beam->generated.push_back(token);
+  if (beam->state != Sequence::State::kRunning) Wait(beam);
+}
+
 void Scheduler::Wait(Sequence* sequence) {
   sequence->state = Sequence::State::kWaiting;
   order_.AddBehindBegun(sequence);
@@ -367,6 +410,10 @@ void Scheduler::Requeue(Sequence* sequence) {
 
 void Scheduler::Release(Sequence* sequence) {
   cache_->Release(sequence->branch, sequence->Tokens(&scratch_));
+  Leave(sequence);
+}
+
+void Scheduler::Leave(Sequence* sequence) {
   steps_->FreeSlot(sequence->branch);
   sequence->branch = kNoBranch;
   sequence->launched = sequence->computed = 0;
@@ -377,7 +424,7 @@ void Scheduler::Clear() {
   order_.Clear();
   running_.clear();
   num_stopped_ = 0;
-  for (std::vector<Sequence*>* const of_sequences : {&survivors_, &giving_way_, &decoding_}) of_sequences->clear();
+  for (std::vector<Sequence*>* const of_sequences : {&survivors_, &giving_way_, &arrived_, &decoding_}) of_sequences->clear();
   shares_.Clear();
   pauses_.Clear();
 }

@@ -74,6 +74,16 @@ class Scheduler {
   // REQUIRES: no step is under way.
   void Requeue(Sequence* sequence);
 
+  // ---- beams, between steps as far as their own request goes
+
+  // A beam is not gone on with: what it holds is free, and its tokens are forgotten.
+  void DropBeam(Sequence* beam);
+  // A beam that holds nothing becomes what another one has computed, and a token behind it, as BeginChild. REQUIRES: RemoveStopped
+  // since it was dropped.
+  void ForkBeam(Sequence* beam, const Sequence& parent, int32_t token);
+  // A beam has one more token.
+  void ExtendBeam(Sequence* beam, int32_t token);
+
   // Forgets all sequences, also where a call that threw has left things half done. Counters stay.
   void Clear();
 
@@ -90,6 +100,8 @@ class Scheduler {
   // Those that give way in this step to the name that needs a place most; mostly none.
   std::span<Sequence* const> FindGivingWay();
   bool ForkBeside(Sequence* child, const Sequence& parent);
+  // Beams that have arrived give up their branches where others of their request wait for one: else all might wait for each other.
+  void YieldArrived();
   // Stands behind what has begun and before what has not.
   void Wait(Sequence* sequence);
   // Forks the samples of prompts whose last step is under way.
@@ -122,6 +134,8 @@ class Scheduler {
   bool MakeRoom(size_t index);
   void Preempt(Sequence* sequence);
   void Release(Sequence* sequence);
+  // Behind the end of its branch in the cache.
+  void Leave(Sequence* sequence);
   int32_t budget_left() const { return options_.max_batch_tokens - steps_->next().num_tokens(); }
   // Whether it may be taken in now, as far as names go.
   bool MayTakePlace(const Sequence& sequence) const;
@@ -146,7 +160,7 @@ class Scheduler {
   bool holds_new_ = false;
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
   int32_t num_stopped_ = 0;         // of them
-  std::vector<Sequence*> survivors_, giving_way_;
+  std::vector<Sequence*> survivors_, giving_way_, arrived_;
   std::vector<int32_t> scratch_;
   std::vector<RequestId> begun_;
   std::vector<Sequence*> decoding_;

@@ -119,7 +119,7 @@ void StepBuilder::Draws(ScheduledBatch::Entry* entry, int32_t last_known_row) {
   Sequence& sequence = *entry->sequence;
   StepBatch& step = batch_->step;
   TellSlot(sequence, sequence.branch, &sequence.told);
-  entry->num_draws = sequence.num_forks() + entry->drafts;
+  entry->num_draws = (sequence.request->beams != nullptr ? 1 : sequence.num_forks()) + entry->drafts;
   entry->begins_samples = !sequence.request->forked;
   sequence.draw = entry->first_draw;
   const int32_t next = sequence.draws_under_way++;  // ahead of the last known token
@@ -192,6 +192,38 @@ void StepBuilder::FillTreeMasks() {
       const int32_t parent_row = known + entry.sequence->draft.parents[i];  // kRoot is -1: the last known token's
       batch_->tree_masks.push_back(batch_->tree_masks[begin + parent_row] | uint64_t{1} << (known + i));
     }
+  }
+}
+
+void StepBuilder::FillSelections() {
+  beams_.clear();
+  for (const ScheduledBatch::Entry& entry : batch_->entries) {
+    if (entry.num_draws > 0 && entry.sequence->request->beams != nullptr) beams_.push_back(&entry);
+  }
+  std::ranges::sort(beams_, {}, [](const ScheduledBatch::Entry* entry) {
+    const Sequence& sequence = *entry->sequence;
+    return std::pair(sequence.request->id, sequence.request->beams->rank(sequence.index));
+  });
+  StepBatch& step = batch_->step;
+  for (const ScheduledBatch::Entry* const entry : beams_) {
+    const Sequence& sequence = *entry->sequence;
+    const BeamSearch& search = *sequence.request->beams;
+    if (batch_->selecting.empty() || batch_->selecting.back() != sequence.request) {
+      batch_->selecting.push_back(sequence.request);
+      step.selections.push_back({.beam_begin = static_cast<int32_t>(step.beams.size()),
+                                 .wanted = search.wanted(),
+                                 .wanted_of_beam = search.wanted_of_beam(),
+                                 .selected_begin = step.num_selected,
+                                 .stochastic = search.stochastic()});
+      step.num_selected += search.wanted();
+    }
+    ++step.selections.back().beam_count;
+    Draw& draw = step.draws[entry->first_draw];
+    draw.beam = static_cast<int32_t>(step.beams.size());
+    draw.sample = search.rank(sequence.index);  // which differs between the beams of a step, whatever else runs
+    step.beams.push_back(
+        {.draw = entry->first_draw, .score = search.score(sequence.index), .perturbed = search.perturbed(sequence.index)});
+    batch_->beams.push_back(sequence.index);
   }
 }
 

@@ -64,6 +64,8 @@ class StepBuilder {
   void DraftDraw(const Sequence& sequence, BranchId branch, int32_t row, int32_t distribution);
   // Behind all appends: which query sees which, if a draft is a tree.
   void FillTreeMasks();
+  // Behind all appends: of each request with beams, what is selected of those that draw in this step.
+  void FillSelections();
 
   // ---- the launch
 
@@ -103,6 +105,7 @@ class StepBuilder {
   CacheStep in_cache_;                    // of the next one
   int64_t launched_ = 0;                  // number of the step launched last
   std::vector<int32_t> path_;
+  std::vector<const ScheduledBatch::Entry*> beams_;
 };
 
 }  // namespace coppice

@@ -35,6 +35,7 @@ class StepEvents {
   }
   // Of the tokens that come.
   void set_weight_version(int64_t version) { weight_version_ = version; }
+  int64_t weight_version() const { return weight_version_; }
   // Text of the item, from where stop strings are looked for; what it had is kept by nobody.
   std::string* NewText(Emissions::Item* item);
   std::string* TextOf(const Emissions::Item& item) { return &emissions_.texts[item.text]; }

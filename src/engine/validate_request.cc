@@ -122,11 +122,51 @@ Status CheckPages(int64_t longest, const RequestLimits& limits) {
                          std::to_string(limits.num_pages) + ": raise kv_cache_bytes (--kv-cache) or lower max_tokens");
 }
 
+// What may end an output of a beam search, for each beam: a step selects so many more continuations.
+constexpr int32_t kMostEnds = 256, kMostSelected = 2048;
+
+Status CheckBeams(const Request& request) {
+  const BeamOptions& beams = request.beams;
+  if (beams.width < 0 || beams.width > BeamOptions::kMaxWidth)
+    return RefuseField("beam_width", beams.width, "a number in 0.." + std::to_string(BeamOptions::kMaxWidth));
+  if (beams.width == 0) return OkStatus();
+  if (request.n > beams.width) return RefuseField("n", request.n, "at most beam_width, which is " + std::to_string(beams.width));
+  if (!IsModerate(beams.length_penalty)) return RefuseField("length_penalty", beams.length_penalty, "a number in -1e9..1e9");
+  const SamplingParams& sampling = request.sampling;
+  const auto refuse = [](const char* what, const char* instead) {
+    return InvalidArgument(std::string(what) + " is given beside beam search (beam_width), which does not support it: " + instead);
+  };
+  if (sampling.presence_penalty != 0) return refuse("presence_penalty", "leave it out");
+  if (sampling.frequency_penalty != 0) return refuse("frequency_penalty", "leave it out");
+  if (sampling.repetition_penalty != 1) return refuse("repetition_penalty", "leave it out");
+  if (!sampling.logit_bias.empty()) return refuse("logit_bias", "leave it out");
+  if (request.constraint != nullptr) return refuse("a constraint of the output", "leave it out");
+  if (!request.stop.empty()) return refuse("stop", "end outputs by stop_token_ids");
+  if (request.top_logprobs > 0) return refuse("top_logprobs", "ask for the log-probabilities of chosen tokens alone");
+  if (request.ranks) return refuse("ranks", "leave it out");
+  if (request.keep) return refuse("keep", "leave it out");
+  if (!beams.stochastic) return OkStatus();
+  if (sampling.temperature < kSmallestTemperature)
+    return RefuseField("temperature", sampling.temperature, "a positive number for stochastic beams, which are drawn");
+  if (beams.length_penalty != 1 || beams.early_stopping != EarlyStopping::kFalse)
+    return InvalidArgument("length_penalty and early_stopping do not go with stochastic beams, which are a sample: leave them out");
+  return OkStatus();
+}
+
+Status CheckBeamEnds(const Request& request, const RequestLimits& limits) {
+  if (request.beams.width == 0) return OkStatus();
+  const int64_t ends = std::ssize(request.stop_token_ids) + (request.ignore_eos ? 0 : limits.num_eos);
+  if (ends <= kMostEnds && (1 + ends) * request.beams.width <= kMostSelected) return OkStatus();
+  return InvalidArgument("stop_token_ids and the model's end tokens are " + std::to_string(ends) + ", expected at most " +
+                         std::to_string(std::min(kMostEnds, kMostSelected / request.beams.width - 1)) + " with beam_width " +
+                         std::to_string(request.beams.width));
+}
+
 // The samples take turns, but each has its place in the engine, and at the end of a step in the answer, at the same time.
-Status CheckSamples(int32_t n, const RequestLimits& limits) {
+Status CheckSamples(const char* field, int32_t n, const RequestLimits& limits) {
   const int32_t most = std::max(limits.num_pages, limits.max_running);
   if (n <= most) return OkStatus();
-  return RefuseField("n", n,
+  return RefuseField(field, n,
                      "at most " + std::to_string(most) +
                          ", the pages of the KV cache: a sample needs one of its own to run; ask for " +
                          "fewer, or raise kv_cache_bytes (--kv-cache)");
@@ -161,7 +201,8 @@ Status ValidateParameters(const Request& request) {
   if (request.cache_private_begin < 0) return RefuseField("cache_private_begin", request.cache_private_begin, "a prompt index");
   COPPICE_RETURN_IF_ERROR(ValidateTenant(request.cache_tenant));
   COPPICE_RETURN_IF_ERROR(CheckTexts(request));
-  return CheckSampling(request.sampling);
+  COPPICE_RETURN_IF_ERROR(CheckSampling(request.sampling));
+  return CheckBeams(request);
 }
 
 std::string HowToFit(int64_t tokens, const RequestLimits& limits) {
@@ -172,7 +213,9 @@ std::string HowToFit(int64_t tokens, const RequestLimits& limits) {
 
 Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   COPPICE_RETURN_IF_ERROR(ValidateParameters(request));
-  COPPICE_RETURN_IF_ERROR(CheckSamples(request.n, limits));
+  COPPICE_RETURN_IF_ERROR(CheckSamples("n", request.n, limits));
+  COPPICE_RETURN_IF_ERROR(CheckSamples("beam_width", request.beams.width, limits));
+  COPPICE_RETURN_IF_ERROR(CheckBeamEnds(request, limits));
   const int64_t prompt = static_cast<int64_t>(request.prompt_ids.size());
   if (prompt == 0) return InvalidArgument("the prompt is empty: give at least one token");
   const int64_t least = prompt + (request.max_tokens > 0);
@@ -202,7 +245,7 @@ Status ValidateRequest(const Request& request, const RequestLimits& limits) {
 
 Status ValidateFork(const ForkOptions& options, const Request& request, const SampleGrowth& growth, const RequestLimits& limits) {
   if (options.n < 1) return RefuseField("n", options.n, "at least 1");
-  COPPICE_RETURN_IF_ERROR(CheckSamples(options.n, limits));
+  COPPICE_RETURN_IF_ERROR(CheckSamples("n", options.n, limits));
   if (growth.kept < 0 || growth.kept > growth.generated) {
     return RefuseField("keep_tokens", static_cast<double>(growth.kept),
                        "a number in 0.." + std::to_string(growth.generated) + ", the tokens that the sample has behind the prompt");

@@ -17,6 +17,7 @@ struct RequestLimits {
   int32_t longest_context = 0;  // that EngineOptions::max_context may ask for: the model's own limit
   int32_t page_size = 16, num_pages = 0;
   int32_t max_running = 1;
+  int32_t num_eos = 0;  // tokens of the model that end a sample
   bool has_tokenizer = false;
   bool can_pin = true;
 };

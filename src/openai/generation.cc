@@ -237,6 +237,7 @@ void Sample::Append(const StreamEvent& event) {
     versions.back().end = token_ids.size();
   }
   if (event.finish_reason) finish_reason = event.finish_reason;
+  if (event.beam_score) beam_score = event.beam_score;
   if (event.stop) stop = event.stop;
 }
 

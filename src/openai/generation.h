@@ -31,7 +31,8 @@ struct Sample {
   std::vector<int32_t> ranks;                           // one per token, likewise
   std::vector<VersionSpan> versions;                    // of weights, that chose the tokens
   std::optional<FinishReason> finish_reason;
-  std::optional<int32_t> stop;  // StreamEvent::stop
+  std::optional<int32_t> stop;      // StreamEvent::stop
+  std::optional<float> beam_score;  // StreamEvent::beam_score
 
   // Ended by itself: at a stop or at its token limit.
   bool finished() const { return finish_reason == FinishReason::kStop || finish_reason == FinishReason::kLength; }

@@ -245,6 +245,47 @@ TEST_F(OpenAiRequestTest, WhatWouldChangeTheAnswerIsRefusedByName) {
   EXPECT_EQ(*ParseUrl("/v1/chat/completions"), Endpoint::kChatCompletions);
 }
 
+TEST_F(OpenAiRequestTest, BeamSearchAsOtherServersNameIt) {
+  const auto beams = [&](Endpoint endpoint, json fields) {
+    fields[IsChat(endpoint) ? "messages" : "prompt"] =
+        IsChat(endpoint) ? json::parse(R"([{"role": "user", "content": "a"}])") : json("a");
+    const OpenAiRequest parsed = Parsed(endpoint, fields);
+    EXPECT_EQ(parsed.request.n, parsed.choices);  // nothing compares samples
+    return parsed.request.beams;
+  };
+  for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChatCompletions}) {
+    EXPECT_EQ(beams(endpoint, {{"n", 2}}).width, 0);
+    EXPECT_EQ(beams(endpoint, {{"beam_width", 1}, {"length_penalty", 1}, {"early_stopping", false}}).width, 0);
+    EXPECT_EQ(beams(endpoint, {{"use_beam_search", true}, {"n", 4}}).width, 4);
+    EXPECT_EQ(beams(endpoint, {{"use_beam_search", true}, {"n", 2}, {"best_of", 6}}).width, 6);
+    EXPECT_EQ(beams(endpoint, {{"beam_width", 8}, {"n", 2}}).width, 8);
+    const BeamOptions all = beams(endpoint, {{"use_beam_search", true},
+                                             {"beam_width", 3},
+                                             {"length_penalty", 0.5},
+                                             {"early_stopping", "never"},
+                                             {"stochastic_beams", true},
+                                             {"stream", true}});
+    EXPECT_EQ(all.width, 3);
+    EXPECT_EQ(all.length_penalty, 0.5f);
+    EXPECT_EQ(all.early_stopping, EarlyStopping::kNever);
+    EXPECT_TRUE(all.stochastic);
+    EXPECT_EQ(beams(endpoint, {{"beam_width", 2}, {"early_stopping", true}}).early_stopping, EarlyStopping::kTrue);
+  }
+  for (const auto& [field, value] : std::vector<std::pair<std::string, json>>{{"length_penalty", 2},
+                                                                              {"early_stopping", true},
+                                                                              {"stochastic_beams", true},
+                                                                              {"use_beam_search", 1},
+                                                                              {"early_stopping", 1}}) {
+    EXPECT_EQ(Refused(Endpoint::kCompletions, {{"prompt", "a"}, {field, value}}).param, field);
+  }
+  EXPECT_EQ(Refused(Endpoint::kCompletions, {{"prompt", "a"}, {"use_beam_search", true}, {"beam_width", 0}}).param, "beam_width");
+  // A penalty of the model's generation_config.json is for samples; one of the body is the engine's to refuse.
+  const OpenAiRequestParser parser(&tokenizer_, kContext, OkStatus(), 0, {.sampling = {.repetition_penalty = 1.1f}});
+  BodyError error;
+  const json body = {{"prompt", "a"}, {"beam_width", 4}};
+  EXPECT_EQ(parser.Parse(Endpoint::kCompletions, body, &error)->request.sampling.repetition_penalty, 1);
+}
+
 TEST_F(OpenAiRequestTest, Streams) {
   const OpenAiRequest parsed =
       Parsed(Endpoint::kCompletions, {{"prompt", "a"}, {"stream", true}, {"stream_options", {{"include_usage", true}}}});

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/json.h"
 #include "core/quoted.h"
+#include "openai/beam_fields.h"
 #include "openai/field_reader.h"
 #include "openai/prompt_fields.h"
 #include "openai/sampling_fields.h"
@@ -154,6 +155,7 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
   request.n = parsed->choices;
   TakeSampling(fields, &request.sampling);
   TakeSeed(fields, &request.sampling.seed);
+  TakeBeams(fields, &request);
   TakeStop(fields, &request.stop);
   TakeStream(fields, parsed);
   // Extensions, by the names that other servers gave them.
@@ -221,6 +223,7 @@ void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
       fields.Fail("prompt_logprobs", InvalidArgument("echo with logprobs says the same as prompt_logprobs; keep one of the two"));
     parsed->request.prompt_logprobs = true;
   }
+  if (parsed->request.beams.width > 0) return;  // best_of is a width
   fields.Take("best_of", &parsed->request.n);
   if (parsed->request.n < parsed->choices)
     fields.Expect("best_of", parsed->request.n, fmt::format("at least n, {}", parsed->choices));

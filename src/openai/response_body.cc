@@ -211,6 +211,7 @@ void ResponseText::AddChoice(const Sample& sample, TextParts* parts) {
   AddLogprobs(sample, parts);
   parts->Add(
       fmt::format(R"(,"finish_reason":{})", sample.finish_reason ? DumpJson(ReasonOf(*sample.finish_reason, num_calls)) : "null"));
+  if (sample.beam_score) parts->Add(R"(,"beam_score":)" + DumpJson(*sample.beam_score));
   if (request.return_token_ids || !tokenizer_) {
     parts->Add(R"(,"token_ids":[)");
     AddEntries(

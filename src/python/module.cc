@@ -71,7 +71,7 @@ nb::tuple ToTuple(int32_t prompt, Piece piece, std::optional<KeptSample> sample)
   const nb::object error = piece.status.ok() ? nb::object(nb::none()) : nb::object(nb::cast(piece.status.ToString()));
   return nb::make_tuple(prompt, piece.sample.index, piece.sample.text, piece.sample.token_ids,
                         ToNumpy(std::move(piece.sample.logprobs)), alternatives, reason, piece.cached_tokens, piece.weight_version,
-                        error, sample ? nb::cast(*std::move(sample)) : nb::object(nb::none()));
+                        error, sample ? nb::cast(*std::move(sample)) : nb::object(nb::none()), piece.sample.beam_score);
 }
 
 // KeyError where a verb says that its sample is not there (any more).

@@ -1,5 +1,7 @@
 #include "runner/batch_sampler.h"
 
+#include <algorithm>
+
 namespace coppice {
 
 void SampledStep::Reset(const StepBatch& batch) {
@@ -8,6 +10,7 @@ void SampledStep::Reset(const StepBatch& batch) {
   scores.assign(batch.scores.size(), 0.0f);
   score_ranks.assign(batch.scores.size(), 0);
   top_logprobs.assign(batch.num_top_logprobs, {});
+  selected.assign(batch.num_selected, {});
 }
 
 std::span<const int32_t> BatchSampler::FindLogitRows(const StepBatch& batch) {
@@ -20,6 +23,10 @@ void BatchSampler::Sample(MatrixView<const float> logits, const StepBatch& batch
   scores_.clear();
   for (size_t begin = 0, end = 0; begin < batch.draws.size(); begin = end) {
     const Draw& first = batch.draws[begin];
+    if (first.beam >= 0) {
+      end = begin + 1;
+      continue;
+    }
     for (end = begin + 1; end < batch.draws.size(); ++end) {
       const Draw& next = batch.draws[end];
       if (next.row != first.row || next.slot != first.slot || first.drafting >= 0) break;
@@ -36,7 +43,52 @@ void BatchSampler::Sample(MatrixView<const float> logits, const StepBatch& batch
                        .ranks = std::span(step->score_ranks).subspan(begin, end - begin),
                        .top_logprobs = std::span(step->top_logprobs).subspan(first.top_begin, first.top_logprobs)});
   }
-  sampler_.Run(samples_, scores_);
+  AddBeams(logits, batch, slots, step);
+  sampler_.Run(samples_, scores_, beams_);
+  Select(batch, step);
+}
+
+void BatchSampler::AddBeams(MatrixView<const float> logits, const StepBatch& batch, const SamplingSlots& slots, SampledStep* step) {
+  beams_.clear();
+  size_t num_continuations = 0;
+  for (const Selection& selection : batch.selections)
+    num_continuations += static_cast<size_t>(selection.beam_count) * selection.wanted_of_beam;
+  continuations_.assign(num_continuations, {});
+  size_t begin = 0;
+  for (const Selection& selection : batch.selections) {
+    for (int32_t b = selection.beam_begin; b < selection.beam_begin + selection.beam_count; ++b) {
+      const Beam& beam = batch.beams[b];
+      const Draw& draw = batch.draws[beam.draw];
+      const SlotSampling& sampling = slots[draw.slot].sampling;
+      const auto best = std::span(continuations_).subspan(begin, static_cast<size_t>(selection.wanted_of_beam));
+      begin += best.size();
+      beams_.push_back({.logits = logits.Row(rows_.of_draws()[beam.draw]),
+                        .params = &sampling.params,
+                        .position = static_cast<uint32_t>(draw.position),
+                        .banned = draw.bans_end_ids ? std::span<const int32_t>(sampling.end_ids) : std::span<const int32_t>(),
+                        .index = b,
+                        .beam = beam,
+                        .stochastic = selection.stochastic,
+                        .draw = &step->draws[beam.draw],
+                        .best = best});
+    }
+  }
+}
+
+void BatchSampler::Select(const StepBatch& batch, SampledStep* step) {
+  const auto before = [](const SelectedToken& a, const SelectedToken& b) {
+    if (a.score != b.score) return a.score > b.score;
+    return a.beam != b.beam ? a.beam < b.beam : a.token < b.token;
+  };
+  size_t begin = 0;
+  for (const Selection& selection : batch.selections) {
+    const auto all = std::span(continuations_).subspan(begin, static_cast<size_t>(selection.beam_count) * selection.wanted_of_beam);
+    begin += all.size();
+    const auto end = std::partition(all.begin(), all.end(), [](const SelectedToken& one) { return one.beam >= 0; });
+    const auto count = std::min<std::ptrdiff_t>(selection.wanted, end - all.begin());
+    std::partial_sort(all.begin(), all.begin() + count, end, before);
+    std::copy(all.begin(), all.begin() + count, step->selected.begin() + selection.selected_begin);
+  }
 }
 
 SampleTask BatchSampler::TaskOf(const StepBatch& batch, size_t begin, size_t end, const SamplingSlots& slots, SampledStep* step) {

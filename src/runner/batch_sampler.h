@@ -1,4 +1,5 @@
-// Turns a step's logits into what was wanted of it: draws, log-probabilities of the most probable tokens, scores of given ones.
+// Turns a step's logits into what was wanted of it: draws, log-probabilities of the most probable tokens, scores of given ones, the
+// best continuations of beams.
 // Layer: runner.
 #pragma once
 
@@ -23,6 +24,7 @@ struct SampledStep {
   std::vector<float> scores;
   std::vector<int32_t> score_ranks;
   std::vector<TokenLogprob> top_logprobs;
+  std::vector<SelectedToken> selected;
 
   // As if no row held a distribution.
   void Reset(const StepBatch& batch);
@@ -41,6 +43,9 @@ class BatchSampler {
   void Sample(MatrixView<const float> logits, const StepBatch& batch, const SamplingSlots& slots, SampledStep* step);
 
  private:
+  void AddBeams(MatrixView<const float> logits, const StepBatch& batch, const SamplingSlots& slots, SampledStep* step);
+  // Of what its beams go on with, the best of each selection.
+  void Select(const StepBatch& batch, SampledStep* step);
   // The task of draws [begin, end), which are of one row and slot.
   SampleTask TaskOf(const StepBatch& batch, size_t begin, size_t end, const SamplingSlots& slots, SampledStep* step);
 
@@ -50,6 +55,8 @@ class BatchSampler {
   LogitRows rows_;
   std::vector<SampleTask> samples_;
   std::vector<ScoreTask> scores_;
+  std::vector<BeamTask> beams_;
+  std::vector<SelectedToken> continuations_;  // of each beam the best
 };
 
 }  // namespace coppice

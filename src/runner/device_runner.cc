@@ -186,6 +186,7 @@ Status DeviceRunner::Run(const StepBatch& batch, const DeviceBatch& rows, const 
   COPPICE_RETURN_IF_ERROR(rank.uploads->Launched(rank.plans, stream));  // some of it, if the rest failed
   COPPICE_RETURN_IF_ERROR(computed);
   if (r > 0) return OkStatus();
+  COPPICE_RETURN_IF_ERROR(sampler_->Select(stream));
   COPPICE_RETURN_IF_ERROR(rank.device->Record(*step.ended, stream));
   return sampler_->Fetch(step.number, batch, stream);
 }

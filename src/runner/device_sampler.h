@@ -44,6 +44,8 @@ class DeviceSampler {
   // Draws from the rows that `rows` found beginning with `first`: `logits` [.., vocab] f32 are theirs. All rows may come in one
   // call, or in several. May be captured into a graph, which then draws what the last SetWanted said: of that count, and as plain.
   virtual Status Draw(const ConstDeviceTensor& logits, int32_t first, int32_t count, Stream stream) = 0;
+  // What the batch selects of the continuations of beams that its draws have found. Not to be captured. Behind the last Draw.
+  virtual Status Select(Stream stream) = 0;
   // Of all scores of the batch, those that look at the rows that `logits` are of, as for Draw.
   virtual Status Score(const ConstDeviceTensor& logits, int32_t first, Stream stream) = 0;
   // Begins to copy to the host what the batch wanted.

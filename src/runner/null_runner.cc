@@ -28,6 +28,15 @@ Result<StepTicket> NullRunner::Launch(const StepBatch& batch, const attention::P
     const uint32_t wanted = ordinary_.empty() ? drawn % vocab : static_cast<uint32_t>(ordinary_[drawn % ordinary_.size()]);
     step.sampled.draws[i].token = FirstAllowed(batch, batch.draws[i].mask, wanted, vocab);
   }
+  for (const Selection& selection : batch.selections) {  // beams in turn, so that half of them part
+    for (int32_t i = 0; i < selection.wanted; ++i) {
+      const int32_t beam = selection.beam_begin + (i / 2) % selection.beam_count;
+      const Beam& from = batch.beams[beam];
+      const int32_t token = static_cast<int32_t>((static_cast<uint32_t>(step.sampled.draws[from.draw].token) + i) % vocab);
+      step.sampled.selected[selection.selected_begin + i] = {
+          .beam = beam, .token = token, .logprob = -1, .score = from.score - 1 - static_cast<float>(i) / 1024};
+    }
+  }
   return steps_.Enter(step);
 }
 

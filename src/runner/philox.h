@@ -23,7 +23,13 @@ constexpr PhiloxBlock Philox4x32(PhiloxBlock counter, std::array<uint32_t, 2> ke
 }
 
 // What a random number is for: numbers of different streams are independent.
-enum class RandomStream : uint32_t { kToken, kDraft, kAcceptance, kResidual };
+enum class RandomStream : uint32_t { kToken, kDraft, kAcceptance, kResidual, kGumbel };
+
+// Of tokens 4 i to 4 i + 3, 32 random bits each: noise that is one number a token of the vocabulary.
+constexpr PhiloxBlock GumbelBits(uint64_t seed, uint32_t sample, uint32_t position, uint32_t i) {
+  return Philox4x32({position, sample, static_cast<uint32_t>(RandomStream::kGumbel), i},
+                    {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+}
 
 // Uniform in [0, 1) with 53 random bits.
 constexpr double UniformAt(uint64_t seed, uint32_t sample, uint32_t position, RandomStream stream = RandomStream::kToken) {

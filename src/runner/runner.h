@@ -58,7 +58,8 @@ struct StepResult {
   // By StepBatch::scores: how probable the token is among all, from 1 on; of equals the lower id is first. 0: not wanted.
   std::span<const int32_t> score_ranks;
   std::span<const TokenLogprob>
-      top_logprobs;  // where top_begin of a draw or score says, most probable first, of equals the lower id
+      top_logprobs;                         // where top_begin of a draw or score says, most probable first, of equals the lower id
+  std::span<const SelectedToken> selected;  // where Selection::selected_begin says, best first
   StepStats stats;
 };
 

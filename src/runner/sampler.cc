@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "core/check.h"
 #include "ops/logit_scan.h"
@@ -77,15 +78,79 @@ Sampler::Sampler(Executor* executor, int32_t vocab_size) : executor_(executor), 
   }
 }
 
-void Sampler::Run(std::span<const SampleTask> samples, std::span<const ScoreTask> scores) {
-  const int64_t num_samples = static_cast<int64_t>(samples.size());
-  executor_->ParallelFor(num_samples + static_cast<int64_t>(scores.size()), [&](int64_t i, int worker) {
+void Sampler::Run(std::span<const SampleTask> samples, std::span<const ScoreTask> scores, std::span<const BeamTask> beams) {
+  const int64_t num_samples = std::ssize(samples), num_scores = std::ssize(scores);
+  executor_->ParallelFor(num_samples + num_scores + std::ssize(beams), [&](int64_t i, int worker) {
     if (i < num_samples) {
       Sample(samples[i], scratch_[worker]);
-    } else {
+    } else if (i < num_samples + num_scores) {
       Score(scores[i - num_samples], scratch_[worker]);
+    } else {
+      Continue(beams[i - num_samples - num_scores], scratch_[worker]);
     }
   });
+}
+
+void Sampler::Continue(const BeamTask& task, Scratch& scratch) {
+  const float max = ScanMaxima(task.logits, scratch.maxima);
+  const double sum = ScanExpSums(task.logits, max, 1.0f, scratch.sums);
+  if (!std::isfinite(max) || !std::isfinite(sum)) return;
+  task.draw->token = 0;
+  if (task.stochastic) return ContinueStochastically(task, max, scratch);
+  const Normaliser normaliser = {.max = max, .log_sum = std::log(sum)};
+  CollectTop(task.logits, task.best.size() + task.banned.size(), scratch);
+  std::vector<Candidate>& candidates = scratch.candidates;
+  std::erase_if(candidates, [&](const Candidate& candidate) {
+    return !std::isfinite(candidate.logit) || std::ranges::find(task.banned, candidate.token) != task.banned.end();
+  });
+  const size_t count = std::min(task.best.size(), candidates.size());
+  if (count < candidates.size())
+    std::nth_element(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(count), candidates.end(), Before);
+  for (size_t i = 0; i < count; ++i) {
+    const float logprob = normaliser.LogprobOf(candidates[i].logit);
+    task.best[i] = {.beam = task.index, .token = candidates[i].token, .logprob = logprob, .score = task.beam.score + logprob};
+  }
+}
+
+// Log-probabilities plus Gumbel noise are in the order of races, weight / E with an exponential E; only those in front need its
+// logarithm. What they score is that order under the condition that the best one scores what the beam does.
+void Sampler::ContinueStochastically(const BeamTask& task, float max, Scratch& scratch) {
+  std::vector<float>& weights = scratch.distribution;
+  double sum = ScanExps(task.logits, max, 1.0f / task.params->temperature, weights);
+  for (const int32_t token : task.banned) sum -= std::exchange(weights[token], 0.0f);
+  const size_t count = std::min(task.best.size(), weights.size());
+  std::vector<std::pair<double, int32_t>>& races = scratch.races;  // a heap, the slowest on top
+  races.clear();
+  const auto is_faster = [](const auto& a, const auto& b) {
+    return a.first > b.first || (a.first == b.first && a.second < b.second);
+  };
+  for (size_t token = 0; token < weights.size(); token += 4) {
+    const PhiloxBlock bits = GumbelBits(task.params->seed, task.draw->sample, task.position, static_cast<uint32_t>(token / 4));
+    for (size_t i = 0; i < 4 && token + i < weights.size(); ++i) {
+      const double weight = weights[token + i], uniform = (bits[i] + 0.5) * 0x1p-32;  // E >= uniform
+      if (weight <= 0 || (races.size() == count && weight < races.front().first * uniform)) continue;
+      const std::pair<double, int32_t> race(weight / -std::log1p(-uniform), static_cast<int32_t>(token + i));
+      if (races.size() == count) {
+        if (!is_faster(race, races.front())) continue;
+        std::ranges::pop_heap(races, is_faster);
+        races.back() = race;
+      } else {
+        races.push_back(race);
+      }
+      std::ranges::push_heap(races, is_faster);
+    }
+  }
+  if (races.empty()) return;
+  const double best = std::log(std::ranges::max(races).first);
+  for (size_t i = 0; i < races.size(); ++i) {
+    const auto& [race, token] = races[i];
+    const double behind = std::log(race) - best, log_sum = std::log(sum);  // of the noisy log-probability, at most 0
+    const double noisy = task.beam.score + std::log(race) - log_sum;
+    const double gap = task.beam.perturbed - noisy + std::log1p(-std::exp(behind));
+    const double score = task.beam.perturbed - std::max(0.0, gap) - std::log1p(std::exp(-std::abs(gap)));
+    const double logprob = (task.logits[token] - max) / task.params->temperature - log_sum;
+    task.best[i] = {.beam = task.index, .token = token, .logprob = static_cast<float>(logprob), .score = static_cast<float>(score)};
+  }
 }
 
 void Sampler::Score(const ScoreTask& task, Scratch& scratch) {

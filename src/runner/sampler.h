@@ -1,12 +1,13 @@
 // Chooses the next token of each row of logits and says how probable it is (SamplingParams::logprobs_mode). Stateless: random
 // numbers come from a counter (philox.h), so a sample's tokens depend on its own logits and parameters alone. Layer: runner. Order
 // of the filters: penalties and bias, temperature, top_k, top_p, min_p. Drafted tokens: speculative sampling (Leviathan et al.
-// 2023, algorithm 1).
+// 2023, algorithm 1). Continuations of beams with noise: stochastic beam search (Kool et al. 2019, algorithm 1).
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "coppice/core/executor.h"
@@ -47,13 +48,27 @@ struct ScoreTask {
   std::span<TokenLogprob> top_logprobs;  // as SampleTask's
 };
 
+// A row of logits whose best continuations are wanted.
+struct BeamTask {
+  std::span<const float> logits;           // [vocab]
+  const SamplingParams* params = nullptr;  // stochastic: its temperature and seed count
+  uint32_t position = 0;                   // as SampleTask's
+  std::span<const int32_t> banned;         // ids that must not come now
+  int32_t index = 0;                       // of the beam, for SelectedToken::beam
+  Beam beam;
+  bool stochastic = false;
+  TokenDraw* draw = nullptr;  // says whether the row holds a distribution; its sample names the random stream
+  // Receives the best ones, in any order; where there are fewer, the rest stays as it is.
+  std::span<SelectedToken> best;
+};
+
 // Thread-compatible. Rows are shared out over the executor's workers; a row's result does not depend on the others.
 class Sampler {
  public:
   // `executor` outlives the sampler.
   Sampler(Executor* executor, int32_t vocab_size);
 
-  void Run(std::span<const SampleTask> samples, std::span<const ScoreTask> scores);
+  void Run(std::span<const SampleTask> samples, std::span<const ScoreTask> scores, std::span<const BeamTask> beams = {});
 
  private:
   struct Candidate {
@@ -66,10 +81,13 @@ class Sampler {
     std::vector<float> maxima, sums, order;  // per block
     std::vector<Candidate> candidates;
     std::vector<float> distribution;  // [vocab]
+    std::vector<std::pair<double, int32_t>> races;
   };
 
   static void Sample(const SampleTask& task, Scratch& scratch);
   static void Score(const ScoreTask& task, Scratch& scratch);
+  static void Continue(const BeamTask& task, Scratch& scratch);
+  static void ContinueStochastically(const BeamTask& task, float max, Scratch& scratch);
   static std::span<const float> Adjust(const SampleTask& task, Scratch& scratch);
   // Both return the sum of the weights exp((logit - max) / temperature) of what is drawn from.
   static double DrawFromAll(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch);

@@ -55,6 +55,7 @@ struct Draw {
   int32_t sample = 0;         // index of the sample in its request: the random stream
   int32_t position = 0;       // kv index of the token to be chosen: the counter of the random stream
   int32_t drafting = -1;      // in StepBatch::drafting
+  int32_t beam = -1;          // in StepBatch::beams: it gives no token of its own, and has neither mask nor drafts
   int32_t mask = -1;          // of StepBatch::masks: the tokens it may give; -1: all
   bool bans_end_ids = false;  // min_tokens
   bool wants_rank = false;    // TokenDraw::rank
@@ -70,6 +71,25 @@ struct Drafting {
   int32_t distribution = -1;  // receives what the parameters leave, and the draw is a draft's: from a random stream apart
   int32_t proposal = -1;  // `token` was drawn from it: the draw is `token` with probability min(1, p / q), else of max(0, p - q)
   int32_t token = -1;
+};
+
+// A row whose continuations take part in a selection.
+struct Beam {
+  int32_t draw = 0;     // of StepBatch::draws: the row, its parameters and what may not come
+  float score = 0;      // of what is before them: the sum of its log-probabilities
+  float perturbed = 0;  // stochastic: that with its noise
+};
+
+// The best continuations of several rows together: a step of beam search.
+struct Selection {
+  // Of StepBatch::beams. Of continuations with equal scores, those of earlier beams are before others, and those of lower ids.
+  int32_t beam_begin = 0, beam_count = 0;
+  int32_t wanted = 0;          // of all its beams together
+  int32_t wanted_of_beam = 0;  // of each at most; not more than `wanted`
+  int32_t selected_begin = 0;  // where they go in StepResult::selected
+  // By log-probabilities with Gumbel noise, at the temperature and with the seed of the slots' parameters (Kool et al. 2019,
+  // algorithm 1); else by the model's own.
+  bool stochastic = false;
 };
 
 // A token whose log-probability after a row is wanted.
@@ -105,7 +125,10 @@ struct StepBatch {
   std::vector<int32_t> draft_tokens;
   std::vector<uint32_t> masks;  // [M][MaskWords(vocab)] bit t % 32 of word t / 32: token t may come
   std::vector<Score> scores;
+  std::vector<Beam> beams;
+  std::vector<Selection> selections;
   int32_t num_top_logprobs = 0;  // entries of StepResult::top_logprobs
+  int32_t num_selected = 0;      // entries of StepResult::selected
   bool has_drafts = false;       // among the rows: how many there are changes from step to step
 
   int32_t num_rows() const { return static_cast<int32_t>(token_ids.size()); }
@@ -127,7 +150,10 @@ struct StepBatch {
     draft_tokens.clear();
     masks.clear();
     scores.clear();
+    beams.clear();
+    selections.clear();
     num_top_logprobs = 0;
+    num_selected = 0;
     has_drafts = false;
   }
 };

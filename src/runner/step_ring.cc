@@ -11,6 +11,7 @@ Result<StepResult> ResultOf(RingStep* step) {
                     .scores = step->sampled.scores,
                     .score_ranks = step->sampled.score_ranks,
                     .top_logprobs = step->sampled.top_logprobs,
+                    .selected = step->sampled.selected,
                     .stats = step->stats};
 }
 

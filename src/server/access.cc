@@ -63,7 +63,7 @@ RequestCost Access::BoundCost(const std::string& key, std::span<openai::OpenAiRe
   for (const openai::OpenAiRequest& prompt : prompts) {
     const auto own = static_cast<int64_t>(prompt.request.prompt_ids.size());
     prompt_tokens += own + RepeatedTokens(prompt, own);
-    samples += std::max(1, prompt.request.n);  // the engine refuses others
+    samples += std::max(1, prompt.request.num_sequences());  // the engine refuses others
   }
   const int64_t most = usage_->tokens.MostOfRequest(key);
   int64_t tokens = prompt_tokens;
@@ -72,7 +72,7 @@ RequestCost Access::BoundCost(const std::string& key, std::span<openai::OpenAiRe
     if (most > 0 && !prompt.max_tokens)
       request.max_tokens = static_cast<int32_t>(std::clamp<int64_t>((most - prompt_tokens) / samples, 1, request.max_tokens));
     const int64_t room = max_context_ - static_cast<int64_t>(request.prompt_ids.size());
-    tokens += std::max<int64_t>(0, std::min<int64_t>(request.max_tokens, room)) * std::max(1, request.n);
+    tokens += std::max<int64_t>(0, std::min<int64_t>(request.max_tokens, room)) * std::max(1, request.num_sequences());
   }
   return {.tokens = tokens, .samples = samples};
 }

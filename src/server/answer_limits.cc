@@ -51,11 +51,13 @@ BodyError TooLarge(const AnswerLimits& limits, double bytes, const std::string& 
 
 BodyError CheckAnswer(const AnswerLimits& limits, int32_t max_context, std::span<OpenAiRequest> prompts) {
   for (const OpenAiRequest& prompt : prompts) {
-    if (limits.max_choices == 0 || prompt.request.n <= limits.max_choices) continue;
-    const char* const param = prompt.request.n > prompt.choices ? "best_of" : "n";
+    const int32_t choices = prompt.request.num_sequences();
+    if (limits.max_choices == 0 || choices <= limits.max_choices) continue;
+    const bool has_beams = prompt.request.beams.width > 0;
+    const char* const param = choices == prompt.choices ? "n" : has_beams ? "beam_width" : "best_of";
     return {InvalidArgument(fmt::format("{} is {}, and the server makes {} choices of a prompt at most (--max-choices); send "
                                         "several requests: what their prompts have in common is computed once",
-                                        param, prompt.request.n, limits.max_choices)),
+                                        param, choices, limits.max_choices)),
             param};
   }
   const auto max_bytes = static_cast<double>(limits.max_bytes);

@@ -156,7 +156,7 @@ void GenerationRoutes::SglangGenerate(const std::shared_ptr<Call>& call) {
 void GenerationRoutes::Take(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts, bool seeded) {
   if (!prompts.empty()) TellIgnored(call, prompts.front().ignored_fields);
   int64_t samples = 0;
-  for (const openai::OpenAiRequest& prompt : prompts) samples += prompt.request.n;
+  for (const openai::OpenAiRequest& prompt : prompts) samples += prompt.request.num_sequences();
   if (context_.options().max_waiting > 0 && prompts.size() > 1 &&
       samples > context_.options().max_waiting) {  // one prompt waits for an empty line
     const std::string message =

@@ -57,12 +57,44 @@ struct RequestGroup {
   int32_t min_answered = 0;
 };
 
+// When a beam search is over, once as many outputs have ended as it has beams: early_stopping of transformers.
+enum class EarlyStopping : uint8_t {
+  kFalse,  // no beam, as long as it is now, has a better score than the worst of them
+  kTrue,   // at once
+  kNever,  // no beam can have a better score than the worst of them, however long it becomes
+};
+constexpr std::string_view Name(EarlyStopping early_stopping) {
+  switch (early_stopping) {
+    case EarlyStopping::kFalse: return "false";
+    case EarlyStopping::kTrue: return "true";
+    case EarlyStopping::kNever: return "never";
+  }
+  return "?";
+}
+
+// The most probable outputs in place of drawn ones. Each step keeps the `width` best of all continuations of all beams, by the sum
+// of the model's log-probabilities; sampling parameters do not count. Outputs that end by a token or by their length compete by
+// their score, that sum / tokens^length_penalty, and the best n of the `width` best are told, best first, when the search is over.
+struct BeamOptions {
+  static constexpr int32_t kMaxWidth = 256;
+  int32_t width = 0;  // beams, at least n; 0: samples are drawn
+  float length_penalty = 1;
+  EarlyStopping early_stopping = EarlyStopping::kFalse;
+  // Stochastic beam search (Kool et al. 2019): `width` different outputs are drawn, without replacement, from the model's
+  // distribution at SamplingParams::temperature, above 0, with `seed`; without length_penalty and early_stopping. Scores are
+  // log-probabilities with Gumbel noise: the n best ones are a sample without replacement themselves.
+  bool stochastic = false;
+};
+
 struct Request {
   std::vector<int32_t> prompt_ids;  // at least one token
   int32_t n = 1;                    // samples of this prompt: at most the pages of the KV cache, or max_running if that is more
   int32_t max_tokens = 16;          // per sample; 0: the prompt is computed, and samples end without a token
   int32_t min_tokens = 0;
   SamplingParams sampling;
+  // Samples are the outputs of a beam search. Not with penalties, logit_bias, a constraint, stop strings, top_logprobs, ranks or
+  // keep; stop_token_ids and min_tokens hold. Fork, Extend and Describe refuse them.
+  BeamOptions beams;
   std::vector<std::string> stop;  // text; not part of the output. 256 strings of 1,024 bytes at most
   std::vector<int32_t> stop_token_ids;
   // Control tokens that have text in the output, which others have not: a model may mark with one what a tool call is.
@@ -104,6 +136,9 @@ struct Request {
   // engine's own, one event at a time, those of a request in order; when Step returns false all have been sent. May call Submit,
   // Cancel, Prune, Release, Unpin, Load, Metrics and what returns constants; all else of the engine waits for the step.
   std::function<void(const struct StreamEvent&)> on_event;
+
+  // What is computed of its outputs at a time: n samples, or the beams.
+  int32_t num_sequences() const { return beams.width > n ? beams.width : n; }
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
@@ -181,10 +216,11 @@ struct StreamEvent {
   std::optional<FinishReason> finish_reason;  // set with the sample's last event
   // With kStop by a stop string: its place in Request::stop. Where a token ended the sample, it is the last one.
   std::optional<int32_t> stop;
-  bool request_done = false;   // last event of the request; of a kept one, until a sample is forked or extended
-  SharedReads shared_reads;    // of the whole request, with its last event
-  int64_t weight_version = 0;  // WeightVersion::number of the weights that chose the tokens
-  Status status;               // why, for kError
+  std::optional<float> beam_score;  // of a beam search's output (BeamOptions), with its last event
+  bool request_done = false;        // last event of the request; of a kept one, until a sample is forked or extended
+  SharedReads shared_reads;         // of the whole request, with its last event
+  int64_t weight_version = 0;       // WeightVersion::number of the weights that chose the tokens
+  Status status;                    // why, for kError
 };
 
 // What a step does when samples decode and prompts wait to be computed.

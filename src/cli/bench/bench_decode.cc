@@ -59,6 +59,7 @@ struct BenchDecodeOptions {
   std::vector<int> ranks;  // none: as the device says
   int32_t max_tokens = 32, repeats = 3;
   EngineLife engine_life = EngineLife::kAuto;
+  bool beams = false;  // the samples of a case are the beams of one search
   std::string config, out, csv, html, append;
   std::vector<double> roofline;  // TB/s, TFLOP/s, or empty
 };
@@ -98,10 +99,14 @@ class MeasuredEngine {
   // Runs a case, of which nothing is in the cache. What only a fresh engine can say, the time from its begin to the first token and
   // the case's peak of the process's memory, is null in all runs but the first. Token ids are arbitrary but fixed: speed does not
   // depend on them, and end-of-text is ignored.
-  Result<ordered_json> Run(const Case& job, int32_t max_tokens) {
+  Result<ordered_json> Run(const Case& job, int32_t max_tokens, bool beams) {
     COPPICE_RETURN_IF_ERROR(CheckRoom(job, max_tokens));
     const bool is_first = runs_ == 0;
     Request request{.n = job.samples, .max_tokens = max_tokens, .ignore_eos = true};
+    if (beams) {
+      request.beams.width = std::exchange(request.n, 1);
+      request.beams.early_stopping = EarlyStopping::kNever;
+    }
     if (!is_first) request.cache_salt = fmt::format("run {}", runs_);
     ++runs_;
     for (int32_t i = 0; i < job.prompt_tokens; ++i) request.prompt_ids.push_back(1 + i * 31 % 200);
@@ -246,7 +251,7 @@ class BenchDecode {
         Result<ordered_json> stats = MeasureInChild([&]() -> Result<ordered_json> {
           COPPICE_ASSIGN_OR_RETURN(MeasuredEngine engine,
                                    MeasuredEngine::Create(OptionsFor(options_.engine, job.mode, job.samples)));
-          return engine.Run(job, options_.max_tokens);
+          return engine.Run(job, options_.max_tokens, options_.beams);
         });
         COPPICE_RETURN_IF_ERROR(Take(cases_[c], std::move(stats)));
       }
@@ -266,8 +271,8 @@ class BenchDecode {
           if (!is_due(cases_[c])) continue;
           bool has_room = true;
           for (int32_t repeat = 0; has_room && repeat < options_.repeats; ++repeat) {
-            Result<ordered_json> stats =
-                engine.ok() ? engine->Run(cases_[c].job, options_.max_tokens) : Result<ordered_json>(engine.status());
+            Result<ordered_json> stats = engine.ok() ? engine->Run(cases_[c].job, options_.max_tokens, options_.beams)
+                                                     : Result<ordered_json>(engine.status());
             has_room = stats.ok();
             if (!has_room && stats.status().code() != StatusCode::kResourceExhausted) return stats.status();
             COPPICE_RETURN_IF_ERROR(give(has_room ? ordered_json{{"case", c}, {"stats", *std::move(stats)}}
@@ -412,6 +417,7 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   command->add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
+  command->add_flag("--beams", options->beams, "The samples of a case are the beams of one search");
   AddParsed<EngineLife>(*command, "--engine-per", options->engine_life, ParseEngineLife,
                         "run: each run of a case on a fresh engine in a process of its own; mode: all cases of a mode on one "
                         "engine, which loads the model once; auto (default): mode on a GPU, run on a CPU");

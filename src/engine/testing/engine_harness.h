@@ -29,6 +29,7 @@ struct Output {
   std::string text;
   std::optional<FinishReason> reason;
   std::optional<int32_t> stop;
+  std::optional<float> beam_score;
   Status status;
 };
 
@@ -145,6 +146,7 @@ class EngineHarness {
       output.ranks.insert(output.ranks.end(), event.ranks.begin(), event.ranks.end());
       output.reason = event.finish_reason;
       output.stop = event.stop;
+      output.beam_score = event.beam_score;
       output.status = event.status;
     };
     return engine_->Submit(std::move(request)).value();

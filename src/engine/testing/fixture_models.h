@@ -41,6 +41,7 @@ inline Expected LoadExpected(const std::string& name) {
 struct Output {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
+  std::optional<float> beam_score;
   bool operator==(const Output&) const = default;
 };
 
@@ -64,6 +65,7 @@ inline void Submit(Engine& engine, Request request, Outcome* result) {
     Output& output = result->samples[event.index];
     output.tokens.insert(output.tokens.end(), event.token_ids.begin(), event.token_ids.end());
     output.logprobs.insert(output.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+    output.beam_score = event.beam_score;
   };
   const Result<RequestId> id = engine.Submit(std::move(request));
   ASSERT_TRUE(id.ok()) << id.status().ToString();

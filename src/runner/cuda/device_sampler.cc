@@ -21,6 +21,7 @@ using cuda::DrawnRow;
 using cuda::DrawnToken;
 using cuda::DrawSpec;
 using cuda::ScoreSpec;
+using cuda::SelectSpec;
 using cuda::SlotMemory;
 using cuda::TokenScore;
 
@@ -99,6 +100,10 @@ class CudaSampler final : public DeviceSampler {
     COPPICE_RETURN_IF_ERROR(rows_.Initialise(device_, limits_.max_rows));
     COPPICE_RETURN_IF_ERROR(masks_.Initialise(device_, int64_t{limits_.max_slots} * mask_words));
     COPPICE_RETURN_IF_ERROR(draft_tokens_.Initialise(device_, int64_t{limits_.max_draws} * kMaxPath));
+    COPPICE_RETURN_IF_ERROR(select_specs_.Initialise(device_, limits_.max_slots));
+    COPPICE_RETURN_IF_ERROR(selected_.Initialise(device_, cuda::kMaxSelected));
+    COPPICE_ASSIGN_OR_RETURN(continuations_, device_->Allocate(static_cast<size_t>(limits_.max_slots) * cuda::kMaxContinuations *
+                                                               sizeof(SelectedToken)));
     for (std::unique_ptr<Event>& done : done_) {
       COPPICE_ASSIGN_OR_RETURN(done, device_->CreateEvent());
     }
@@ -108,7 +113,8 @@ class CudaSampler final : public DeviceSampler {
                .mask_words = mask_words,
                .draft_tokens = draft_tokens_.on_device(),
                .distributions = distributions_ ? distributions_->device_rows() : nullptr,
-               .tops = tops_.on_device()};
+               .tops = tops_.on_device(),
+               .continuations = continuations_.As<SelectedToken>()};
     return OkStatus();
   }
 
@@ -132,12 +138,14 @@ class CudaSampler final : public DeviceSampler {
     for (size_t i = 0; i < batch.draws.size(); ++i) {
       specs[i] = SpecOf(batch, batch.draws[i]);
       specs[i].row = rows.of_draws()[i];
+      draws_plainly_ = draws_plainly_ && batch.draws[i].beam < 0;
       // Draws of one row and slot have one place for the most probable tokens.
       if (i > 0 && batch.draws[i - 1].top_logprobs > 0 && batch.draws[i - 1].top_begin == batch.draws[i].top_begin)
         specs[i].top_count = 0;
       draws_plainly_ = draws_plainly_ && specs[i].is_plain();
     }
     std::fill(specs.begin() + std::ssize(batch.draws), specs.begin() + count, DrawSpec{});
+    COPPICE_RETURN_IF_ERROR(SetSelections(step, batch, specs, stream));
     COPPICE_RETURN_IF_ERROR(specs_.Upload(device_, step, count, stream));
     COPPICE_RETURN_IF_ERROR(SetScores(step, batch, rows, stream));
     COPPICE_RETURN_IF_ERROR(UploadCopy(masks_, step, std::span(batch.masks), stream));
@@ -160,7 +168,14 @@ class CudaSampler final : public DeviceSampler {
     return cuda::LaunchScore(matrix, score_specs_.on_device(), num_scores_, scores_.on_device(), Of(stream));
   }
 
+  Status Select(Stream stream) override {
+    const DeviceGuard guard(device_->ordinal());
+    return cuda::LaunchSelect(continuations_.As<SelectedToken>(), select_specs_.on_device(), num_selections_, selected_.on_device(),
+                              Of(stream));
+  }
+
   Status Fetch(int64_t step, const StepBatch& batch, Stream stream) override {
+    COPPICE_RETURN_IF_ERROR(selected_.Download(device_, step, batch.num_selected, stream));
     COPPICE_RETURN_IF_ERROR(drawn_.Download(device_, step, batch.draws.size(), stream));
     COPPICE_RETURN_IF_ERROR(tops_.Download(device_, step, batch.num_top_logprobs, stream));
     COPPICE_RETURN_IF_ERROR(scores_.Download(device_, step, batch.scores.size(), stream));
@@ -176,6 +191,7 @@ class CudaSampler final : public DeviceSampler {
       sampled->draws[i].rank = drawn[i].rank;
     }
     std::ranges::copy(tops_.on_host(step).first(sampled->top_logprobs.size()), sampled->top_logprobs.begin());
+    std::ranges::copy(selected_.on_host(step).first(sampled->selected.size()), sampled->selected.begin());
     const std::span<const TokenScore> scores = scores_.on_host(step);
     for (size_t i = 0; i < sampled->scores.size(); ++i) {
       sampled->scores[i] = scores[i].logprob;
@@ -185,6 +201,36 @@ class CudaSampler final : public DeviceSampler {
   }
 
  private:
+  // Continuations of a selection's beams lie one after the other.
+  Status SetSelections(int64_t step, const StepBatch& batch, std::span<DrawSpec> draws, Stream stream) {
+    const size_t count = batch.selections.size();
+    COPPICE_RETURN_IF_ERROR(selected_.Reserve(device_, step, static_cast<size_t>(batch.num_selected), stream));
+    num_selections_ = static_cast<int32_t>(count);
+    int32_t begin = 0;
+    for (size_t s = 0; s < count; ++s) {
+      const Selection& selection = batch.selections[s];
+      COPPICE_CHECK(selection.wanted <= cuda::kMaxSelected && selection.wanted_of_beam <= cuda::kMaxContinuations);
+      select_specs_.on_host(step)[s] = {.begin = begin,
+                                        .count = selection.beam_count * selection.wanted_of_beam,
+                                        .wanted = selection.wanted,
+                                        .selected_begin = selection.selected_begin};
+      for (int32_t b = selection.beam_begin; b < selection.beam_begin + selection.beam_count; ++b) {
+        const Beam& beam = batch.beams[b];
+        DrawSpec& spec = draws[beam.draw];
+        spec.continuation_begin = begin;
+        spec.continuation_count = selection.wanted_of_beam;
+        spec.beam = b;
+        spec.stochastic = selection.stochastic;
+        spec.beam_score = beam.score;
+        spec.beam_perturbed = beam.perturbed;
+        spec.processed = false;
+        begin += selection.wanted_of_beam;
+      }
+    }
+    COPPICE_CHECK(static_cast<size_t>(begin) * sizeof(SelectedToken) <= continuations_.size());
+    return select_specs_.Upload(device_, step, count, stream);
+  }
+
   // A row has any number of scores. The most probable tokens of scored rows come with draws that nobody looks at.
   Status SetScores(int64_t step, const StepBatch& batch, const LogitRows& rows, Stream stream) {
     const size_t count = batch.scores.size();
@@ -270,6 +316,10 @@ class CudaSampler final : public DeviceSampler {
   Staged<DrawSpec> score_tops_;
   int32_t num_score_tops_ = 0, num_scores_ = 0;  // of the last SetWanted
   DeviceMemory unused_draws_;
+  Staged<SelectSpec> select_specs_;
+  Staged<SelectedToken> selected_;
+  DeviceMemory continuations_;
+  int32_t num_selections_ = 0;  // of the last SetWanted
   Staged<DrawnRow> rows_;
   Staged<uint32_t> masks_;
   Staged<int32_t> draft_tokens_;

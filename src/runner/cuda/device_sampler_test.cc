@@ -7,10 +7,12 @@
 #include <cstring>
 #include <iostream>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -66,6 +68,7 @@ class SamplerPair {
       ASSERT_TRUE(device_sampler_->Draw(part, first, draws, nullptr).ok());
       ASSERT_TRUE(device_sampler_->Score(part, first, nullptr).ok());
     }
+    ASSERT_TRUE(device_sampler_->Select(nullptr).ok());
     ASSERT_TRUE(device_sampler_->Fetch(step_, batch, nullptr).ok());
     const Status waited = device_sampler_->Wait(step_, &device);
     ASSERT_TRUE(waited.ok()) << waited.ToString();
@@ -127,6 +130,59 @@ class DeviceSamplerTest : public ::testing::Test {
   std::unique_ptr<Device> device_;
   ThreadPool threads_{16};
 };
+
+// Selections of 1 to 256 beams in one step, some of whose rows ban tokens or hold no distribution, against the host's scores of all
+// continuations. Sums of floats differ in their last bits, so what scores alike may change places.
+TEST_F(DeviceSamplerTest, SelectsTheContinuationsThatTheHostSelects) {
+  constexpr float kTolerance = 2e-4f;
+  for (const int32_t vocab : {3, 300, 49152}) {
+    for (const bool stochastic : {false, true}) {
+      const std::vector<int32_t> widths = vocab == 49152 ? std::vector{4, 16, 256} : std::vector{1, 3, 16, 100};
+      const int32_t rows = std::accumulate(widths.begin(), widths.end(), 0);
+      std::vector<float> logits = RandomLogits(rows, vocab, 2.0f, static_cast<uint32_t>(vocab));
+      for (float& logit : logits) logit = std::round(logit * 16) / 16;  // many are equal
+      SamplerPair pair(device_.get(), &threads_, {.max_draws = rows, .max_rows = rows, .max_slots = 512, .vocab_size = vocab});
+      for (int round = 0; round < 2; ++round) {
+        StepBatch batch;
+        if (round == 0) Set(0, {.params = {.temperature = 0.7f, .seed = 5}, .end_ids = {1, 2}}, &batch);
+        if (round == 1) std::fill_n(logits.begin() + vocab, vocab, std::nanf(""));  // of the second selection
+        for (const int32_t width : widths) {
+          const int32_t of_beam = std::min(width + 2, vocab + 3);
+          batch.selections.push_back({.beam_begin = static_cast<int32_t>(batch.beams.size()),
+                                      .beam_count = width,
+                                      .wanted = 3 * width,
+                                      .wanted_of_beam = of_beam,
+                                      .selected_begin = batch.num_selected,
+                                      .stochastic = stochastic});
+          batch.num_selected += 3 * width;
+          for (int32_t b = 0; b < width; ++b) {
+            const int32_t draw = static_cast<int32_t>(batch.draws.size());
+            batch.draws.push_back({.row = draw, .slot = 0, .sample = b, .position = 9, .beam = draw, .bans_end_ids = b % 3 == 1});
+            batch.beams.push_back(
+                {.draw = draw, .score = -0.5f * static_cast<float>(b), .perturbed = -0.25f * static_cast<float>(b)});
+          }
+        }
+        pair.Step(batch, logits);
+        const std::vector<SelectedToken>&device = pair.device.selected, &host = pair.host.selected;
+        ASSERT_EQ(device.size(), host.size());
+        std::map<std::pair<int32_t, int32_t>, SelectedToken> scores;  // by beam and token, of those that the host selected
+        for (const SelectedToken& one : host) scores[{one.beam, one.token}] = one;
+        std::set<std::pair<int32_t, int32_t>> seen;
+        for (size_t i = 0; i < host.size(); ++i) {
+          ASSERT_EQ(device[i].beam < 0, host[i].beam < 0) << i;
+          if (host[i].beam < 0) continue;
+          ASSERT_NEAR(device[i].score, host[i].score, kTolerance) << i;
+          ASSERT_TRUE(seen.emplace(device[i].beam, device[i].token).second) << i;
+          const auto known = scores.find({device[i].beam, device[i].token});
+          if (known == scores.end()) continue;  // it scores like the last ones
+          ASSERT_NEAR(device[i].score, known->second.score, kTolerance) << i;
+          ASSERT_NEAR(device[i].logprob, known->second.logprob, kTolerance) << i;
+        }
+        for (size_t d = 0; d < batch.draws.size(); ++d) ASSERT_EQ(pair.device.draws[d].token, pair.host.draws[d].token) << d;
+      }
+    }
+  }
+}
 
 // Where a draw's number falls in the distribution that the parameters leave, computed in double: the distance from `token`'s part
 // of it, of the whole.

@@ -25,7 +25,7 @@ struct TopToken {
 struct DrawShared {
   RowShared row;
   Adjustment adjustment;
-  TopToken tops[kMaxTopLogprobs];
+  TopToken tops[kMaxContinuations];
   unsigned num_tops;
 };
 
@@ -152,20 +152,20 @@ class Drawer {
   const DrawMemory& memory_;
 };
 
-// What tops are told of: those kept whose logit is above `least`, with exp((logit - max) / temperature) / exp(log_sum).
-struct TopsOf {
-  Kept kept;
-  float least = -INFINITY, max = 0, temperature = 1;
-  double log_sum = 0;
-};
+static_assert(kMaxTopLogprobs <= kMaxContinuations && kMaxContinuations <= kOtherThreads);
 
-// The most probable tokens of the row, most probable first, of equals the lower id.
-template <class Row>
-__device__ void WriteTops(Row& row, const TopsOf& of, int wanted, DrawShared& shared, TokenLogprob* tops) {
+// Of those kept whose logit is above `least`, the `wanted` largest: write(place, token) from place 0 on, largest first, of equals
+// the lower id first; token -1 where there are fewer.
+template <class Row, class Write>
+__device__ void VisitTops(Row& row, const Kept& kept, float least, int wanted, DrawShared& shared, const Write& write) {
   constexpr int kThreads = kOtherThreads;
-  const auto is_there = [&](float logit) { return logit > of.least ? 1ull : 0ull; };
-  const int count = static_cast<int>(min(row.MeasureOf(of.kept, is_there), static_cast<unsigned long long>(wanted)));
-  const auto last = row.Select(of.kept, is_there, static_cast<unsigned long long>(count));
+  const auto is_there = [&](float logit) { return logit > least ? 1ull : 0ull; };
+  const int count = static_cast<int>(min(row.MeasureOf(kept, is_there), static_cast<unsigned long long>(wanted)));
+  if (count == 0) {
+    for (int t = threadIdx.x; t < wanted; t += kThreads) write(t, TopToken{-1, 0.0f});
+    return;
+  }
+  const auto last = row.Select(kept, is_there, static_cast<unsigned long long>(count));
   const int last_tie = row.NthOf(last.key, count - static_cast<int>(last.above) - 1);
   if (threadIdx.x == 0) shared.num_tops = 0;
   __syncthreads();
@@ -183,10 +183,84 @@ __device__ void WriteTops(Row& row, const TopsOf& of, int wanted, DrawShared& sh
       const TopToken theirs = shared.tops[other];
       before += theirs.logit > mine.logit || (theirs.logit == mine.logit && theirs.token < mine.token);
     }
-    tops[before] = {mine.token, static_cast<float>((mine.logit - of.max) / of.temperature - of.log_sum)};
+    write(before, mine);
   } else if (t < wanted) {
-    tops[t] = {-1, 0.0f};
+    write(t, TopToken{-1, 0.0f});
   }
+}
+
+// What tops are told of: those kept whose logit is above `least`, with exp((logit - max) / temperature) / exp(log_sum).
+struct TopsOf {
+  Kept kept;
+  float least = -INFINITY, max = 0, temperature = 1;
+  double log_sum = 0;
+};
+
+// The most probable tokens of the row, most probable first, of equals the lower id.
+template <class Row>
+__device__ void WriteTops(Row& row, const TopsOf& of, int wanted, DrawShared& shared, TokenLogprob* tops) {
+  VisitTops(row, of.kept, of.least, wanted, shared, [&](int place, const TopToken& top) {
+    if (top.token < 0) {
+      tops[place] = {-1, 0.0f};
+    } else {
+      tops[place] = {top.token, static_cast<float>((top.logit - of.max) / of.temperature - of.log_sum)};
+    }
+  });
+}
+
+// Log-probabilities at the temperature, but for what is equal in a row, with Gumbel noise: Sampler::ContinueStochastically.
+template <class Logits>
+struct NoisyLogits {
+  static constexpr int kUnroll = 1;  // a token takes ten rounds of Philox
+  Logits logits;
+  float max, inverse_temperature;
+  uint64_t seed;
+  uint32_t sample, position;
+
+  __device__ float operator[](int token) const {
+    const float logit = logits[token];
+    if (logit <= kBannedLogit) return -INFINITY;
+    const PhiloxBlock bits = GumbelBits(seed, sample, position, static_cast<uint32_t>(token) / 4);
+    const float uniform = (static_cast<float>(bits[token % 4]) + 0.5f) * 0x1p-32f;
+    return (logit - max) * inverse_temperature - logf(-log1pf(-uniform));
+  }
+};
+
+// Sampler::Continue: the best continuations of a beam. `max` and `log_sum` are of the model's distribution.
+template <class Logits, int kThreads>
+__device__ void Continue(LogitRow<Logits, kThreads>& row, const Logits& logits, float max, double log_sum, const DrawSpec& spec,
+                         const DrawMemory& memory, DrawShared& shared) {
+  SelectedToken* const continuations = memory.continuations + spec.continuation_begin;
+  if (!spec.stochastic) {
+    VisitTops(row, Kept{}, kBannedLogit, spec.continuation_count, shared, [&](int place, const TopToken& top) {
+      if (top.token < 0) {
+        continuations[place] = SelectedToken{};
+        return;
+      }
+      const float logprob = static_cast<float>(top.logit - max - log_sum);
+      continuations[place] = {spec.beam, top.token, logprob, spec.beam_score + logprob};
+    });
+    return;
+  }
+  const float inverse = 1.0f / spec.temperature;
+  const double log_mass = log(row.Sum([&](int i) {
+    const float logit = logits[i];
+    return logit <= kBannedLogit ? 0.0f : expf((logit - max) * inverse);
+  }));
+  const NoisyLogits<Logits> noisy_logits{logits, max, inverse, spec.seed, spec.sample, spec.position};
+  LogitRow<NoisyLogits<Logits>, kThreads> noisy_row(noisy_logits, row.vocab(), shared.row);
+  const double best = noisy_row.Max();
+  VisitTops(noisy_row, Kept{}, -INFINITY, spec.continuation_count, shared, [&](int place, const TopToken& top) {
+    if (top.token < 0) {
+      continuations[place] = SelectedToken{};
+      return;
+    }
+    const double noisy = spec.beam_score + top.logit - log_mass;
+    const double gap = spec.beam_perturbed - noisy + log1p(-exp(top.logit - best));
+    const double score = spec.beam_perturbed - fmax(0.0, gap) - log1p(exp(-fabs(gap)));
+    const float logprob = static_cast<float>((logits[top.token] - max) * inverse - log_mass);
+    continuations[place] = {spec.beam, top.token, logprob, static_cast<float>(score)};
+  });
 }
 
 // Sampler::SetProcessed.
@@ -216,7 +290,22 @@ __device__ DrawnToken DrawRow(const float* logits, int vocab, const DrawSpec& sp
   });
   if (!isfinite(max) || !isfinite(sum)) {
     for (int i = threadIdx.x; i < spec.top_count; i += kThreads) memory.tops[spec.top_begin + i] = {-1, 0.0f};
+    for (int i = threadIdx.x; i < spec.continuation_count; i += kThreads)
+      memory.continuations[spec.continuation_begin + i] = SelectedToken{};
     return {};
+  }
+  if constexpr (!kIsPlain) {
+    if (spec.continuation_count > 0) {
+      if (!Adjustment::IsNeeded(spec)) {
+        Continue(model, PlainLogits{logits}, max, log(sum), spec, memory, shared);
+      } else {
+        if (threadIdx.x == 0) shared.adjustment = Adjustment::Of(spec, logits, memory);
+        __syncthreads();
+        LogitRow<AdjustedLogits, kThreads> adjusted({&shared.adjustment}, vocab, shared.row);
+        Continue(adjusted, AdjustedLogits{&shared.adjustment}, max, log(sum), spec, memory, shared);
+      }
+      return {0, 0};
+    }
   }
   DrawnToken drawn{kNothingAllowed, 0};
   if (kIsPlain || !Adjustment::IsNeeded(spec)) {
@@ -269,6 +358,49 @@ __global__ void __launch_bounds__(kThreads, /*min CTAs an SM=*/1)
   if (threadIdx.x == 0) drawn[blockIdx.x] = token;
 }
 
+// Scores of continuations in a row, as if they were logits.
+struct ContinuationScores {
+  static constexpr int kUnroll = 8;
+  const SelectedToken* continuations;
+  __device__ float operator[](int i) const { return continuations[i].beam < 0 ? -INFINITY : continuations[i].score; }
+};
+
+// BatchSampler::Select: a CTA a selection.
+__global__ void __launch_bounds__(kPlainThreads)
+    SelectKernel(const SelectedToken* continuations, const SelectSpec* specs, SelectedToken* selected) {
+  __shared__ RowShared shared;
+  __shared__ TopToken found[kMaxSelected];
+  __shared__ unsigned num_found;
+  const SelectSpec spec = specs[blockIdx.x];
+  const SelectedToken* const all = continuations + spec.begin;
+  LogitRow<ContinuationScores, kPlainThreads> row({all}, spec.count, shared);
+  const auto is_there = [](float score) { return score > -INFINITY ? 1ull : 0ull; };
+  const int count = static_cast<int>(min(row.MeasureOf(Kept{}, is_there), static_cast<unsigned long long>(spec.wanted)));
+  SelectedToken* const best = selected + spec.selected_begin;
+  for (int place = count + static_cast<int>(threadIdx.x); place < spec.wanted; place += kPlainThreads)
+    best[place] = SelectedToken{};
+  if (count == 0) return;
+  const auto last = row.Select(Kept{}, is_there, static_cast<unsigned long long>(count));
+  const int last_tie = row.NthOf(last.key, count - static_cast<int>(last.above) - 1);
+  if (threadIdx.x == 0) num_found = 0;
+  __syncthreads();
+  for (int i = threadIdx.x; i < spec.count; i += kPlainThreads) {
+    const float score = row[i];
+    const uint32_t key = KeyOf(score);
+    if (key > last.key || (key == last.key && i <= last_tie)) found[atomicAdd(&num_found, 1u)] = {i, score};
+  }
+  __syncthreads();
+  for (int t = threadIdx.x; t < count; t += kPlainThreads) {
+    const TopToken mine = found[t];
+    int before = 0;
+    for (int other = 0; other < count; ++other) {
+      const TopToken theirs = found[other];
+      before += theirs.logit > mine.logit || (theirs.logit == mine.logit && theirs.token < mine.token);
+    }
+    best[before] = all[mine.token];
+  }
+}
+
 // Sampler::Score.
 __global__ void __launch_bounds__(kPlainThreads) ScoreKernel(const LogitMatrix logits, const ScoreSpec* specs, TokenScore* scores) {
   __shared__ RowShared shared;
@@ -299,6 +431,13 @@ Status LaunchDraw(const LogitMatrix& logits, const DrawMemory& memory, const Dra
     DrawKernel<kOtherThreads><<<static_cast<unsigned>(count), kOtherThreads, 0, stream>>>(logits, memory, specs, drawn);
   }
   return CudaStatus(cudaGetLastError(), "launching draws");
+}
+
+Status LaunchSelect(const SelectedToken* continuations, const SelectSpec* specs, int32_t count, SelectedToken* selected,
+                    cudaStream_t stream) {
+  if (count == 0) return OkStatus();
+  SelectKernel<<<static_cast<unsigned>(count), kPlainThreads, 0, stream>>>(continuations, specs, selected);
+  return CudaStatus(cudaGetLastError(), "launching selections");
 }
 
 Status LaunchScore(const LogitMatrix& logits, const ScoreSpec* specs, int32_t count, TokenScore* scores, cudaStream_t stream) {

@@ -1,5 +1,5 @@
 // Draws of tokens from rows of logits in a GPU's memory, with the filters and random numbers of the host's Sampler (sampler.h), the
-// most probable tokens of a row, and the log-probabilities of given tokens. Layer: runner/cuda.
+// most probable tokens of a row, the best continuations of beams, and the log-probabilities of given tokens. Layer: runner/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,13 +28,28 @@ struct DrawSpec {
   int32_t distribution = -1, proposal = -1, draft = -1;            // Drafting::distribution, proposal, token
   int32_t top_begin = 0, top_count = 0;                            // of DrawMemory::tops
   bool processed = false, wants_rank = false;                      // LogprobsMode::kProcessed; DrawnToken::rank
+  // Of a beam: its continuations, in place of a token. `continuation_begin` of DrawMemory::continuations; none: it is no beam's.
+  int32_t continuation_begin = 0, continuation_count = 0;  // at most kMaxContinuations
+  int32_t beam = -1;                                       // SelectedToken::beam
+  bool stochastic = false;                                 // Selection::stochastic
+  float beam_score = 0, beam_perturbed = 0;                // Beam::score, perturbed
 
   // Whether temperature and filters are all that is wanted.
   bool is_plain() const {
     return !has_counts && !has_biases && mask < 0 && distribution < 0 && proposal < 0 && top_count == 0 && !processed &&
-           !wants_rank;
+           !wants_rank && continuation_count == 0;
   }
 };
+
+// Of each beam at most.
+inline constexpr int32_t kMaxContinuations = 512;
+
+// The best of continuations [begin, begin + count), which are of one selection's beams, each beam's best first.
+struct SelectSpec {
+  int32_t begin = 0, count = 0;
+  int32_t wanted = 0, selected_begin = 0;  // at most kMaxSelected
+};
+inline constexpr int32_t kMaxSelected = 2048;
 
 struct DrawnToken {
   int32_t token = kNoDistribution;  // or kNothingAllowed
@@ -75,12 +90,17 @@ struct DrawMemory {
   const int32_t* draft_tokens = nullptr;
   float* distributions = nullptr;  // [][vocab]
   TokenLogprob* tops = nullptr;
+  SelectedToken* continuations = nullptr;
 };
 
 // drawn[i] of specs[i], for those i in [0, count) whose row is of `logits`. A draw's result depends on its row, its spec and what
 // that names alone. `plain`: all of them are, which is faster.
 Status LaunchDraw(const LogitMatrix& logits, const DrawMemory& memory, const DrawSpec* specs, int32_t count, bool plain,
                   DrawnToken* drawn, cudaStream_t stream);
+
+// Of the continuations that draws of this step have written, what each of `count` specs selects.
+Status LaunchSelect(const SelectedToken* continuations, const SelectSpec* specs, int32_t count, SelectedToken* selected,
+                    cudaStream_t stream);
 
 // scores[i] = log-probability and rank of specs[i].token in its row, for those i in [0, count) whose row is of `logits`.
 Status LaunchScore(const LogitMatrix& logits, const ScoreSpec* specs, int32_t count, TokenScore* scores, cudaStream_t stream);

@@ -43,6 +43,7 @@ Result<StepResult> LateRunner::Wait(StepTicket ticket) {
   SampledStep& told = steps_.Before(step).sampled;
   for (TokenDraw& draw : told.draws) draw = {.sample = kSpoiled, .token = kSpoiled};
   std::ranges::fill(told.top_logprobs, TokenLogprob{.token = kSpoiled});
+  std::ranges::fill(told.selected, SelectedToken{.token = kSpoiled});
   step.status = Run(&step);
   return ResultOf(&step);
 }
@@ -60,6 +61,7 @@ Status LateRunner::Run(Step* step) {
   step->sampled.scores.assign(waited->scores.begin(), waited->scores.end());
   step->sampled.score_ranks.assign(waited->score_ranks.begin(), waited->score_ranks.end());
   step->sampled.top_logprobs.assign(waited->top_logprobs.begin(), waited->top_logprobs.end());
+  step->sampled.selected.assign(waited->selected.begin(), waited->selected.end());
   step->stats = waited->stats;
   return OkStatus();
 }
