@@ -1,7 +1,8 @@
 // Host work of a step at 1,024 running samples, around a model that costs nothing: schedule, forest, plan, commit, events. Sampling
 // is reported apart. With a small vocabulary the step is its host work and little else; with SmolLM2's, the 40 ms that sampling
 // takes in between let go of what the processor's caches held, as a forward pass would. One iteration is one decode step; counters
-// are medians over steps. BM_Fork: a thousand children of one sample, and the step of them all.
+// are medians over steps. BM_Fork: a thousand children of one sample, and the step of them all. BM_Beams: a step of beam search
+// beside one of as many samples.
 //   build/src/engine/engine_bench
 #include <benchmark/benchmark.h>
 
@@ -85,6 +86,28 @@ std::unique_ptr<Engine> MakeEngineAroundNothing(int32_t vocab, bool samples) {
   return MakeEngine(std::move(parts));
 }
 
+// A decode step an iteration.
+void MeasureSteps(benchmark::State& state, Engine& engine) {
+  std::vector<double> host, plan, sample;
+  EngineMetrics before = engine.Metrics();
+  for (auto _ : state) {
+    COPPICE_CHECK(*engine.Step());
+    const EngineMetrics after = engine.Metrics();
+    host.push_back(after.host_seconds - before.host_seconds);
+    plan.push_back(after.plan_seconds - before.plan_seconds);
+    sample.push_back(after.sample_seconds - before.sample_seconds);
+    before = after;
+  }
+  const auto median_us = [](std::vector<double>& seconds) {
+    std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
+    return seconds[seconds.size() / 2] * 1e6;
+  };
+  state.counters["host_us"] = median_us(host);
+  state.counters["host_min_us"] = *std::min_element(host.begin(), host.end()) * 1e6;
+  state.counters["plan_us"] = median_us(plan);
+  state.counters["sample_us"] = median_us(sample);
+}
+
 // range(0): requests; they share their first half, and each has kRunning / requests samples. range(1): the vocabulary.
 void DecodeSteps(benchmark::State& state, bool samples) {
   const int32_t requests = static_cast<int32_t>(state.range(0));
@@ -99,28 +122,21 @@ void DecodeSteps(benchmark::State& state, bool samples) {
     COPPICE_CHECK(engine->Submit(std::move(request)).ok());
   }
   while (engine->Metrics().running < kRunning || engine->Metrics().decode_steps < 2) COPPICE_CHECK(*engine->Step());
-  std::vector<double> host, plan, sample;
-  EngineMetrics before = engine->Metrics();
-  for (auto _ : state) {
-    COPPICE_CHECK(*engine->Step());
-    const EngineMetrics after = engine->Metrics();
-    host.push_back(after.host_seconds - before.host_seconds);
-    plan.push_back(after.plan_seconds - before.plan_seconds);
-    sample.push_back(after.sample_seconds - before.sample_seconds);
-    before = after;
-  }
-  const auto median_us = [](std::vector<double>& seconds) {
-    std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
-    return seconds[seconds.size() / 2] * 1e6;
-  };
-  state.counters["host_us"] = median_us(host);
-  state.counters["host_min_us"] = *std::min_element(host.begin(), host.end()) * 1e6;
-  state.counters["plan_us"] = median_us(plan);
-  state.counters["sample_us"] = median_us(sample);
+  MeasureSteps(state, *engine);
   state.SetItemsProcessed(tokens);
 }
 void BM_DecodeStep(benchmark::State& state) { DecodeSteps(state, /*samples=*/true); }
 void BM_NullRunner(benchmark::State& state) { DecodeSteps(state, /*samples=*/false); }
+// range(0): beams of one search, or as many samples where range(1) is 0. Half of the beams are forks of others in each step.
+void BM_Beams(benchmark::State& state) {
+  const std::unique_ptr<Engine> engine = MakeEngineAroundNothing(kSmallVocab, /*samples=*/false);
+  Request request{.prompt_ids = std::vector<int32_t>(kPrompt, 7), .max_tokens = kContext - kPrompt, .ignore_eos = true};
+  const int32_t count = static_cast<int32_t>(state.range(0));
+  (state.range(1) != 0 ? request.beams.width : request.n) = count;
+  COPPICE_CHECK(engine->Submit(std::move(request)).ok());
+  while (engine->Metrics().running < count || engine->Metrics().decode_steps < 40) COPPICE_CHECK(*engine->Step());
+  MeasureSteps(state, *engine);
+}
 // range(0): calls of Fork that make the children. An iteration is those calls; what the next step takes stands beside.
 void BM_Fork(benchmark::State& state) {
   constexpr int32_t kChildren = 1000;
@@ -148,6 +164,11 @@ void BM_Fork(benchmark::State& state) {
   state.counters["next_step_us"] = steps[steps.size() / 2] * 1e6;
 }
 BENCHMARK(BM_Fork)->Arg(1)->Arg(1000)->ArgName("calls")->Iterations(20)->Unit(benchmark::kMicrosecond);
+BENCHMARK(BM_Beams)
+    ->ArgsProduct({{4, 16, 64, 256}, {0, 1}})
+    ->ArgNames({"count", "beams"})
+    ->Iterations(200)
+    ->Unit(benchmark::kMicrosecond);
 BENCHMARK(BM_NullRunner)
     ->ArgsProduct({{1, 64, 1024}, {kSmallVocab}})
     ->ArgNames({"requests", "vocab"})

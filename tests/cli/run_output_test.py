@@ -72,6 +72,18 @@ class JsonTest(unittest.TestCase):
         self.assertEqual(means, sorted(means, reverse=True))
         self.assertEqual(sorted(sample["index"] for sample in ranked), list(range(8)))
 
+    def test_beams(self):
+        args = ["--model", TINY, "--prompt-ids", "5,6", "--max-tokens", 6, "--ignore-eos", "--dtype", "f32", "--weights", "f32"]
+        found = run_json(*args, "--beam-width", 8, "-n", 3, "--length-penalty", 2)["samples"]
+        scores = [sample["beam_score"] for sample in found]
+        self.assertEqual(scores, sorted(scores, reverse=True))
+        for sample in found:
+            self.assertAlmostEqual(sample["beam_score"], sum(sample["logprobs"]) / 6**2, 5)
+        [greedy] = run_json(*args, "--temperature", 0)["samples"]
+        [narrow] = run_json(*args, "--beam-width", 1)["samples"]
+        self.assertEqual(narrow["token_ids"], greedy["token_ids"])
+        self.assertNotIn("beam_score", greedy)
+
     def test_seed(self):
         args = ["--model", TINY, "--prompt-ids", "5,6", "-n", 4, "--max-tokens", 8, "--ignore-eos", "--seed"]
         first, again, other = ([s["token_ids"] for s in run_json(*args, seed)["samples"]] for seed in (1, 1, 2))

@@ -141,6 +141,20 @@ class Generation(unittest.TestCase):
         self.llm.generate(prompt, SamplingParams(max_tokens=1))
         self.assertGreaterEqual(self.llm.generate(prompt, SamplingParams(max_tokens=1))[0].cached_tokens, 48)
 
+    def test_beams(self):
+        params = SamplingParams(n=3, beam_width=6, max_tokens=5, length_penalty=0.0, early_stopping="never", ignore_eos=True)
+        found = self.llm.generate(IDS, params)
+        scores = [sample.beam_score for sample in found]
+        self.assertEqual(scores, sorted(scores, reverse=True))
+        for sample in found:
+            self.assertAlmostEqual(sample.beam_score, float(sample.logprobs.sum()), places=4)
+        self.assertIsNone(self.llm.generate(IDS, SamplingParams(max_tokens=2, ignore_eos=True))[0].beam_score)
+        drawn = self.llm.generate(IDS, SamplingParams(n=6, beam_width=6, stochastic_beams=True, max_tokens=5, seed=3, ignore_eos=True))
+        self.assertEqual(len({tuple(sample.token_ids) for sample in drawn}), 6)
+        for wrong in ({"length_penalty": 2.0}, {"beam_width": 6, "repetition_penalty": 1.5}, {"beam_width": 2, "n": 3}):
+            with self.assertRaises(ValueError):
+                self.llm.generate(IDS, SamplingParams(**wrong))
+
     def test_alternatives(self):
         [sample] = self.llm.generate(IDS, SamplingParams(max_tokens=3, temperature=0, top_logprobs=2, ignore_eos=True))
         for token, logprob, place in zip(sample.token_ids, sample.logprobs, sample.top_logprobs):

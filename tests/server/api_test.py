@@ -83,6 +83,33 @@ class ApiTest(unittest.TestCase):
         drawn = [self.server.complete(max_tokens=20, temperature=5, seed=1)[1]["choices"][0]["token_ids"] for _ in range(2)]
         self.assertEqual(drawn[0], drawn[1])
 
+    def test_beams_are_choices_in_the_order_of_their_scores(self):
+        fields = {"prompt": [5, 6, 7], "max_tokens": 12, "ignore_eos": True, "logprobs": 0}
+        search = fields | {"use_beam_search": True, "beam_width": 6, "n": 3}
+        status, whole = self.server.complete(**search)
+        self.assertEqual(status, 200, whole)
+        choices = whole["choices"]
+        scores = [choice["beam_score"] for choice in choices]
+        self.assertEqual(len(scores), 3)
+        self.assertEqual(scores, sorted(scores, reverse=True))
+        self.assertEqual(len({tuple(choice["token_ids"]) for choice in choices}), 3)
+        for choice in choices:
+            self.assertAlmostEqual(choice["beam_score"], sum(choice["logprobs"]["token_logprobs"]) / 12, 4)
+        greedy = self.server.complete(temperature=0, **fields)[1]["choices"][0]
+        self.assertNotIn("beam_score", greedy)
+        self.assertLessEqual(sum(greedy["logprobs"]["token_logprobs"]) / 12, scores[0] + 1e-3)
+        best_of = fields | {"use_beam_search": True, "best_of": 6, "n": 3}
+        self.assertEqual([choice["token_ids"] for choice in self.server.complete(**best_of)[1]["choices"]], [choice["token_ids"] for choice in choices])
+        streamed = [[] for _ in range(3)]
+        for item in events(self.server.ask("POST", "/v1/completions", search | {"stream": True})[2]):
+            streamed[item["choices"][0]["index"]] += item["choices"][0]["token_ids"]
+        self.assertEqual(streamed, [choice["token_ids"] for choice in choices])
+        drawn = self.server.complete(**search, stochastic_beams=True, temperature=1, seed=4)[1]["choices"]
+        self.assertEqual(len({tuple(choice["token_ids"]) for choice in drawn}), 3)
+        for wrong in ({"repetition_penalty": 1.2}, {"logprobs": 2}, {"n": 7}, {"beam_width": 300}, {"early_stopping": "soon"}):
+            status, body = self.server.complete(**(search | wrong))
+            self.assertEqual(status, 400, body)
+
     def test_a_client_that_leaves_frees_its_samples(self):
         for fields in (LONG, LONG | {"stream": False}, LONG | {"n": 3}):
             with self.server.connect() as connection:

@@ -220,8 +220,9 @@ struct NoisyLogits {
   __device__ float operator[](int token) const {
     const float logit = logits[token];
     if (logit <= kBannedLogit) return -INFINITY;
-    const PhiloxBlock bits = GumbelBits(seed, sample, position, static_cast<uint32_t>(token) / 4);
-    const float uniform = (static_cast<float>(bits[token % 4]) + 0.5f) * 0x1p-32f;
+    const PhiloxBlock block = GumbelBits(seed, sample, position, static_cast<uint32_t>(token) / 4);
+    const uint32_t low = token % 2 == 0 ? block[0] : block[1], high = token % 2 == 0 ? block[2] : block[3];  // not by index: it
+    const float uniform = (static_cast<float>(token % 4 < 2 ? low : high) + 0.5f) * 0x1p-32f;                // stays in registers
     return (logit - max) * inverse_temperature - logf(-log1pf(-uniform));
   }
 };
