@@ -284,7 +284,9 @@ Command AddServeCommand(CLI::App& app) {
                    "Tokens of prompts and output that one API key may use in a minute; more get 429. 0: no limit")
       ->check(CLI::Range(int64_t{0}, server::kMostTokens))
       ->capture_default_str();
-  command->add_option("--max-choices", options->answers.max_choices, "\"n\" and \"best_of\" at most; more get 400. 0: no limit")
+  command
+      ->add_option("--max-choices", options->answers.max_choices,
+                   "\"n\", \"best_of\" and \"beam_width\" at most; more get 400. 0: no limit")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
