@@ -14,15 +14,12 @@ vllm_mode="server" and vllm_server_base_url in its GRPOConfig. docs/trainers.md 
 
 import argparse
 import os
-from multiprocessing import shared_memory
 
 import torch
 import trl.generation.vllm_client
 import trl.generation.vllm_generation
+from shared_weights import BUCKET_BYTES, SharedWeights
 from trl.generation.vllm_client import VLLMClient
-
-BUCKET_BYTES = 256 << 20
-ALIGNMENT = 64
 
 
 class CoppiceClient(VLLMClient):
@@ -32,8 +29,7 @@ class CoppiceClient(VLLMClient):
 
     def __init__(self, *args, api_key=None, bucket_bytes=BUCKET_BYTES, **kwargs):
         self.api_key = api_key or os.environ.get("COPPICE_API_KEY")
-        self.bucket_bytes = bucket_bytes
-        self.segment = None
+        self.weights = SharedWeights(self._send, bucket_bytes)
         self.steps = 0  # updates of weights
         super().__init__(*args, **kwargs)
 
@@ -58,23 +54,10 @@ class CoppiceClient(VLLMClient):
         self._post(f"{self.base_url}/init_weight_transfer_engine", json={"init_info": {"transport": "shared_memory"}})
 
     def update_named_params(self, metadata, named_params):
-        """`metadata` says the largest tensor's size; names, dtypes and shapes go with each bucket."""
-        largest = max(_bytes_of(dtype, shape) for _, dtype, shape in metadata)
+        """Names, dtypes and shapes go with each bucket, whatever `metadata` says of them."""
         if not self._updating_weights:
             self._start_weight_update()
-        self._open_segment(max(self.bucket_bytes, largest))
-        bucket, end = [], 0
-        for name, weights in named_params:
-            weights = weights.detach()
-            size = weights.numel() * weights.element_size()
-            if end + size > self.segment.size:
-                self._send(bucket)
-                bucket, end = [], 0
-            self._copy(weights, end)
-            bucket.append({"name": name, "dtype": str(weights.dtype).removeprefix("torch."), "shape": list(weights.shape) or [1], "offset": end})
-            end = (end + size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-        if bucket:
-            self._send(bucket)
+        self.weights.add_all(named_params)
         if not self._updating_weights:
             self._finish_weight_update()
 
@@ -82,26 +65,11 @@ class CoppiceClient(VLLMClient):
         self.steps += 1
         self._post(f"{self.base_url}/finish_weight_update", json={"weight_version": f"update {self.steps}"})
 
-    def _open_segment(self, size):
-        if self.segment is not None and self.segment.size >= size:
-            return
-        self.close_communicator()
-        self.segment = shared_memory.SharedMemory(create=True, size=size)
-
-    def _copy(self, weights, offset):
-        there = torch.frombuffer(self.segment.buf, dtype=weights.dtype, count=weights.numel(), offset=offset)
-        there.copy_(weights.reshape(-1))
-
-    def _send(self, bucket):
-        """When this returns, the server has copied the bucket, and the segment is free for the next one."""
-        info = {"transport": "shared_memory", "segment": self.segment.name, "tensors": bucket}
-        self._post(f"{self.base_url}/update_weights", json={"update_info": info})
+    def _send(self, update_info):
+        self._post(f"{self.base_url}/update_weights", json={"update_info": update_info})
 
     def close_communicator(self):
-        if self.segment is not None:
-            self.segment.close()
-            self.segment.unlink()
-            self.segment = None
+        self.weights.close()
 
     # ---- rollouts
 
@@ -123,10 +91,6 @@ class CoppiceClient(VLLMClient):
             "logprobs": [[[logprob] for logprob in choice["logprobs"]["token_logprobs"]] for choice in choices],
             "logprob_token_ids": [[[token] for token in ids] for ids in completion_ids],
         }
-
-
-def _bytes_of(dtype, shape):
-    return torch.Size(shape).numel() * getattr(torch, dtype).itemsize
 
 
 def use_coppice(client=CoppiceClient):

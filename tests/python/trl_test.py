@@ -24,15 +24,15 @@ def site_packages(folder):
 
 sys.path.append(site_packages(install_or_skip("trl", __file__)))
 
-import torch  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed  # noqa: E402
+from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 sys.path.insert(0, os.path.join(ROOT, "examples", "trainers"))
 
+import tiny_llama  # noqa: E402
 import trl_grpo  # noqa: E402
+from tiny_llama import VOCABULARY, greedy  # noqa: E402
 
-VOCABULARY = 64
 WANTED = set(range(8, 16))  # an eighth of it
 STEPS = 20
 PROMPTS = ["w2 w3 w4 w5 w6", "w2 w3 w4 w7", "w9 w20 w21 w22 w23 w24 w25", "w30 w31"]
@@ -46,33 +46,18 @@ class SmallBuckets(trl_grpo.CoppiceClient):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, bucket_bytes=64 << 10, **kwargs)
 
-    def _send(self, bucket):
+    def _send(self, update_info):
         SmallBuckets.buckets += 1
-        super()._send(bucket)
+        super()._send(update_info)
 
 
 def make_model(folder):
-    set_seed(1)
-    config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                         max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None, eos_token_id=1, pad_token_id=0)
-    model = LlamaForCausalLM(config)
+    model = tiny_llama.make_model(1)
     model.save_pretrained(folder)
     vocabulary = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return model, PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
-
-
-@torch.no_grad()
-def greedy(model, ids, count):
-    """What transformers says after `ids`, with log-probabilities, and by how much each token was ahead of the next best."""
-    text, logprobs, margins = list(ids), [], []
-    for _ in range(count):
-        best = model(torch.tensor([text])).logits[0, -1].float().log_softmax(-1).topk(2)
-        logprobs.append(float(best.values[0]))
-        margins.append(float(best.values[0] - best.values[1]))
-        text.append(int(best.indices[0]))
-    return text[len(ids) :], logprobs, margins
 
 
 class TrlTest(unittest.TestCase):
@@ -114,7 +99,7 @@ class TrlTest(unittest.TestCase):
                 self.assertIn(f'"version":{STEPS},', seen[-1][0])
                 self.assertGreater(SmallBuckets.buckets, 2 * STEPS)
                 client = trainer.vllm_generation.vllm_client
-                segment = os.path.join("/dev/shm", client.segment.name)
+                segment = os.path.join("/dev/shm", client.weights.segment.name)
                 self.assertTrue(os.path.exists(segment))
                 client.close_communicator()
                 self.assertFalse(os.path.exists(segment))
