@@ -73,8 +73,9 @@ class KvCache {
   Admission Admit(const AdmitArgs& args);
   // A branch that begins with the first `kv_len` tokens of another one: whole pages are shared, the open one is copied, here or by
   // the first Grow. kNoBranch when slots or pages are lacking. Without sharing all pages are copied. What is copied stays there
-  // until the step that copies it was launched. REQUIRES: these tokens are computed and no copies to their pages are pending; or
-  // they are all that `branch` was admitted with, computed or launched, and nothing was grown past them.
+  // until the step that copies it was launched.
+  // REQUIRES: these tokens are computed and no copies to their pages are pending; or they are all that `branch` was admitted with,
+  // computed or launched, and nothing was grown past them.
   BranchId Fork(BranchId branch, int32_t kv_len);
 
   // Gives the branch pages for kv indices below `kv_len`, which may be less than before (drafts were refused); false when there are
@@ -234,7 +235,7 @@ class KvCache {
   std::vector<Place> places_;  // by branch
   std::vector<BranchId> free_branches_;
   std::vector<attention::PageCopy> pending_copies_;  // for the step that is scheduled next
-  PageRefs copied_pages_;                            // by ForkAt, in pending_copies_: in use
+  PageRefs copied_pages_;                            // by Fork, in pending_copies_: in use
   std::vector<attention::PageCopy> taken_copies_;    // by the step before
   struct Prefill {
     BranchId branch = kNoBranch;
