@@ -256,11 +256,11 @@ def run(q: Any, kv: KvPool, plan: Plan, out: Any = None, lse: Any = None, return
         return _of_jax(plan.device, out), _of_jax(plan.device, lse)
     if out is None:
         out = _empty_like(q, q.shape)
-        if len(q) > rows:
+        if q.shape[0] > rows:
             out[rows:] = 0
     if lse is None and return_lse:
         lse = _empty_like(q, lse_shape, "float32")
-        if len(q) > rows:
+        if q.shape[0] > rows:
             lse[rows:] = -float("inf")
     plan._native.run(kv._native, _ready(q), out, lse, plan.device._stream(q))
     return out, lse
