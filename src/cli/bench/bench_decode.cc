@@ -64,7 +64,7 @@ struct BenchDecodeOptions {
   std::vector<double> roofline;  // TB/s, TFLOP/s, or empty
 };
 
-struct Case {
+struct DecodeCase {
   int32_t prompt_tokens = 0, samples = 0;
   BenchMode mode;
 };
@@ -99,7 +99,7 @@ class MeasuredEngine {
   // Runs a case, of which nothing is in the cache. What only a fresh engine can say, the time from its begin to the first token and
   // the case's peak of the process's memory, is null in all runs but the first. Token ids are arbitrary but fixed: speed does not
   // depend on them, and end-of-text is ignored.
-  Result<ordered_json> Run(const Case& job, int32_t max_tokens, bool beams) {
+  Result<ordered_json> Run(const DecodeCase& job, int32_t max_tokens, bool beams) {
     COPPICE_RETURN_IF_ERROR(CheckRoom(job, max_tokens));
     const bool is_first = runs_ == 0;
     Request request{.n = job.samples, .max_tokens = max_tokens, .ignore_eos = true};
@@ -130,7 +130,7 @@ class MeasuredEngine {
 
   // Whether the pages that the samples hold at the end, all at once, are there at all: where they are not, hours of samples that
   // give their pages up and begin again would end in the same answer.
-  Status CheckRoom(const Case& job, int32_t max_tokens) const {
+  Status CheckRoom(const DecodeCase& job, int32_t max_tokens) const {
     const int64_t page_size = options_.page_size, total = engine_->Metrics().pages_total;
     const bool copies = job.mode.attends && job.mode.sharing == SharingMode::kNone;
     const int64_t shared = copies ? 0 : job.prompt_tokens, own = (copies ? job.prompt_tokens : 0) + max_tokens - 1;
@@ -147,14 +147,14 @@ class MeasuredEngine {
 };
 
 // A case that memory has no room for.
-ordered_json WithoutRoom(const Case& job, const Status& status) {
+ordered_json WithoutRoom(const DecodeCase& job, const Status& status) {
   return {{"prompt_tokens", job.prompt_tokens}, {"samples", job.samples},  {"sharing", job.mode.sharing_name()},
           {"kinds", Name(job.mode.kinds)},      {"ranks", job.mode.ranks}, {"out_of_memory", status.message()}};
 }
 
 // Medians of what varies, with the spread of the decode speed; the counted bytes are the same in every repeat. Null: measured by
 // none of the runs.
-ordered_json Summarize(const Case& job, const std::vector<ordered_json>& runs) {
+ordered_json Summarize(const DecodeCase& job, const std::vector<ordered_json>& runs) {
   const auto median = [&](const char* key) {
     std::vector<double> values;
     for (const ordered_json& run : runs) {
@@ -232,7 +232,7 @@ class BenchDecode {
 
  private:
   struct Measured {
-    Case job;
+    DecodeCase job;
     std::vector<ordered_json> runs;
     Status without_room;
     bool is_printed = false, is_appended = false;  // the latter by an earlier command
@@ -247,7 +247,7 @@ class BenchDecode {
       for (size_t c = 0; c < cases_.size(); ++c) {
         ShowProgress(fmt::format("repeat {}/{}, case {}/{}", repeat + 1, options_.repeats, c + 1, cases_.size()));
         if (cases_[c].is_appended || !cases_[c].without_room.ok()) continue;
-        const Case& job = cases_[c].job;
+        const DecodeCase& job = cases_[c].job;
         Result<ordered_json> stats = MeasureInChild([&]() -> Result<ordered_json> {
           COPPICE_ASSIGN_OR_RETURN(MeasuredEngine engine,
                                    MeasuredEngine::Create(OptionsFor(options_.engine, job.mode, job.samples)));
@@ -307,7 +307,7 @@ class BenchDecode {
   }
 
   // What makes two runs of a case the same measurement, as --append's lines have it.
-  ordered_json Settings(const Case& job) const {
+  ordered_json Settings(const DecodeCase& job) const {
     const EngineOptions& engine = options_.engine;
     return {{"model", BenchModelName(options_.engine)},
             {"device", engine.device},

@@ -62,7 +62,7 @@ struct System {
   std::function<Result<LoadResult>(std::span<const WorkloadRequest>, const LoadSchedule&)> run;
 };
 
-struct Case {
+struct LoadCase {
   const WorkloadPoint* point = nullptr;
   double rate = 0;  // 0: all at once
   const System* system = nullptr;
@@ -97,7 +97,7 @@ Result<std::vector<System>> Servers(const BenchLoadOptions& options) {
   return systems;
 }
 
-Result<ordered_json> MeasureOnce(const BenchLoadOptions& options, const Case& job, int32_t repeat) {
+Result<ordered_json> MeasureOnce(const BenchLoadOptions& options, const LoadCase& job, int32_t repeat) {
   const uint64_t seed = options.workload.seed + static_cast<uint64_t>(repeat);
   const std::vector<WorkloadRequest>& requests = job.point->requests;
   const LoadSchedule schedule = {
@@ -120,7 +120,7 @@ RateVerdict Judge(const BenchLoadOptions& options, const ordered_json& result, d
 }
 
 // The row of the highest rate that keeps the limits, beginning at the case's own rate.
-Result<ordered_json> SearchCapacity(const BenchLoadOptions& options, Case job, ProgressLine* progress) {
+Result<ordered_json> SearchCapacity(const BenchLoadOptions& options, LoadCase job, ProgressLine* progress) {
   ordered_json best, last, probes = ordered_json::array();
   const auto judge = [&](double rate) -> Result<RateVerdict> {
     job.rate = rate;
@@ -154,10 +154,11 @@ Result<ordered_json> SearchCapacity(const BenchLoadOptions& options, Case job, P
 }
 
 // Is given each case's row, an object with "rate" and "result", as soon as it is complete.
-using TakeRow = std::function<Status(const Case&, const ordered_json& row)>;
+using TakeRow = std::function<Status(const LoadCase&, const ordered_json& row)>;
 
 // The results of all cases, each as an object with "rate" and "result". Repeats go round all cases; searches come one by one.
-Result<std::vector<ordered_json>> MeasureAll(const BenchLoadOptions& options, const std::vector<Case>& cases, const TakeRow& take) {
+Result<std::vector<ordered_json>> MeasureAll(const BenchLoadOptions& options, const std::vector<LoadCase>& cases,
+                                             const TakeRow& take) {
   ProgressLine progress(ProgressLine::WithoutTerminal::kPlainLines);
   std::vector<ordered_json> found(cases.size());
   std::vector<std::vector<ordered_json>> runs(cases.size());
@@ -214,7 +215,7 @@ Status CheckKind(const BenchLoadOptions& options) {
 
 // What makes two runs of a case the same measurement, as the lines of --append have it: what the report says of all rows, and the
 // case's own.
-ordered_json Settings(const ordered_json& report, const Case& job) {
+ordered_json Settings(const ordered_json& report, const LoadCase& job) {
   ordered_json settings = report;
   settings.erase("cpu");
   int64_t prompt_tokens = 0, output_tokens = 0;
@@ -257,16 +258,16 @@ Result<ExitCode> BenchLoad(BenchLoadOptions options) {
   if (servers) report["model"] = options.model_name.empty() ? "the first model of each server" : options.model_name;
 
   COPPICE_ASSIGN_OR_RETURN(const AppendedRows appended, AppendedRows::Read(options.append));
-  std::vector<Case> cases;
+  std::vector<LoadCase> cases;
   for (const WorkloadPoint& point : workload.points) {
     for (const double rate : options.rates.empty() ? std::vector<double>{0} : options.rates) {
       for (const System& system : systems) {
-        const Case job = {&point, rate, &system};
+        const LoadCase job = {&point, rate, &system};
         if (!appended.Has(Settings(report, job))) cases.push_back(job);
       }
     }
   }
-  const auto append = [&](const Case& job, const ordered_json& row) {
+  const auto append = [&](const LoadCase& job, const ordered_json& row) {
     ordered_json line = Settings(report, job);
     line.update(row);
     return appended.Append(line);
