@@ -80,6 +80,11 @@ void RequestDriver::Abort(Status why) {
   CancelSubmitted();
 }
 
+void RequestDriver::AbortRequest(size_t request) {
+  const std::lock_guard lock(mutex_);
+  if (!ended_ && request < submitted_.size()) CancelRequest(request);
+}
+
 void RequestDriver::SetOpen(bool open) {
   open_ = open;
   EndIfDone();
@@ -92,12 +97,14 @@ void RequestDriver::Fail(Status status) {
 }
 
 void RequestDriver::CancelSubmitted() {
-  for (size_t i = 0; i < submitted_.size(); ++i) {
-    if (counts_[i].done) continue;
-    const Submitted& submitted = submitted_[i];
-    for (const SampleId sample : submitted.kept_samples) (void)engine_.Prune(sample);
-    if (submitted.kept_samples.empty()) (void)engine_.Cancel(submitted.id);  // one that has ended needs no cancelling
-  }
+  for (size_t i = 0; i < submitted_.size(); ++i) CancelRequest(i);
+}
+
+void RequestDriver::CancelRequest(size_t request) {
+  if (counts_[request].done) return;
+  const Submitted& submitted = submitted_[request];
+  for (const SampleId sample : submitted.kept_samples) (void)engine_.Prune(sample);
+  if (submitted.kept_samples.empty()) (void)engine_.Cancel(submitted.id);  // one that has ended needs no cancelling
 }
 
 void RequestDriver::EndIfDone() {

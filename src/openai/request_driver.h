@@ -42,6 +42,8 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   void Cancel();
   // Another than the client ends it: as Cancel, but the answer has what has come until then, or is the error `why`.
   void Abort(Status why);
+  // Likewise one of its requests, by its place in the order of submission; a place that none has: nothing happens.
+  void AbortRequest(size_t request);
 
  protected:
   // `submit` submits the first requests, with the lock held: no event is taken before it returns. Where all of them were refused,
@@ -89,6 +91,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
 
   void Take(size_t request, const StreamEvent& event);
   void CancelSubmitted();
+  void CancelRequest(size_t request);
   void EndIfDone();
 
   Engine& engine_;

@@ -4,9 +4,9 @@ namespace coppice::server {
 
 ActiveCalls::ActiveCalls() : table_(std::make_shared<Table>()) {}
 
-ActiveCalls::Entry ActiveCalls::Add(std::string id, std::weak_ptr<openai::RequestDriver> call) {
+ActiveCalls::Entry ActiveCalls::Add(Generation generation) {
   const std::lock_guard lock(table_->mutex);
-  table_->active.emplace(table_->next, Active{std::move(id), std::move(call)});
+  table_->active.emplace(table_->next, std::move(generation));
   return Entry(table_, table_->next++);
 }
 
@@ -16,31 +16,46 @@ ActiveCalls::Entry::~Entry() {
   table_->active.erase(number_);
 }
 
-template <class Visit>
-int32_t ActiveCalls::ForEach(const std::string_view* id, Visit visit) const {
-  std::vector<std::shared_ptr<openai::RequestDriver>> found;
-  {
-    const std::lock_guard lock(table_->mutex);
-    for (const auto& [number, active] : table_->active) {
-      const bool is_wanted = id == nullptr || (!active.id.empty() && (*id == active.id || id->ends_with("-" + active.id)));
-      if (!is_wanted) continue;
-      if (std::shared_ptr<openai::RequestDriver> call = active.call.lock()) found.push_back(std::move(call));
+std::vector<ActiveCalls::Found> ActiveCalls::Find(const std::string_view* id, const std::string* key) const {
+  std::vector<Found> found;
+  const std::lock_guard lock(table_->mutex);
+  for (const auto& [number, active] : table_->active) {
+    if (key != nullptr && *key != active.key) continue;
+    std::shared_ptr<openai::RequestDriver> call = active.call.lock();
+    if (call == nullptr) continue;
+    if (id == nullptr || (!active.id.empty() && (*id == active.id || id->ends_with("-" + active.id)))) {
+      found.push_back({.call = std::move(call), .prompt = {}});
+      continue;
+    }
+    for (size_t i = 0; i < active.client_ids.size(); ++i) {
+      if (!id->empty() && *id == active.client_ids[i]) found.push_back({.call = call, .prompt = i});
     }
   }
-  for (const std::shared_ptr<openai::RequestDriver>& call : found) visit(*call);
+  return found;
+}
+
+int32_t ActiveCalls::Abort(std::string_view id, const std::string* key) const {
+  const std::vector<Found> found = Find(&id, key);
+  for (const Found& one : found) {
+    if (one.prompt) {
+      one.call->AbortRequest(*one.prompt);
+    } else {
+      one.call->Abort(OkStatus());
+    }
+  }
   return static_cast<int32_t>(found.size());
 }
 
-int32_t ActiveCalls::Abort(std::string_view id) const {
-  return ForEach(&id, [](openai::RequestDriver& call) { call.Abort(OkStatus()); });
-}
-
-int32_t ActiveCalls::AbortAll() const {
-  return ForEach(nullptr, [](openai::RequestDriver& call) { call.Abort(OkStatus()); });
+int32_t ActiveCalls::AbortAll(const std::string* key) const {
+  const std::vector<Found> found = Find(nullptr, key);
+  for (const Found& one : found) one.call->Abort(OkStatus());
+  return static_cast<int32_t>(found.size());
 }
 
 int32_t ActiveCalls::FailAll(const Status& why) const {
-  return ForEach(nullptr, [&](openai::RequestDriver& call) { call.Abort(why); });
+  const std::vector<Found> found = Find(nullptr, nullptr);
+  for (const Found& one : found) one.call->Abort(why);
+  return static_cast<int32_t>(found.size());
 }
 
 }  // namespace coppice::server

@@ -1,11 +1,14 @@
-// Generations that are under way, by the ids that their answers have, so that others than their clients can end them.
+// Generations that are under way, by the ids that their answers have and those that clients gave, so that other requests can end
+// them.
 // Layer: server.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -39,29 +42,37 @@ class ActiveCalls {
     uint64_t number_ = 0;
   };
 
+  struct Generation {
+    std::string id;                       // of the answer
+    std::vector<std::string> client_ids;  // by prompt; empty where its client gave none
+    std::string key;                      // name of the API key whose it is; empty without keys
+    std::weak_ptr<openai::RequestDriver> call;
+  };
+
   ActiveCalls();
   // May outlive the table's owner.
-  Entry Add(std::string id, std::weak_ptr<openai::RequestDriver> call);
-  // Ends samples of the generation with this id, which may have what answers put before it ("cmpl-"): its answer has what has come.
-  // Returns how many generations there were.
-  int32_t Abort(std::string_view id) const;
-  int32_t AbortAll() const;
+  Entry Add(Generation generation);
+  // Ends samples of the generation with this id, which may have what answers put before it ("cmpl-"), or of the prompts that have
+  // it from their client: the answer has what has come. `key`: of the generations of this API key alone; null: of all keys.
+  // Returns how many generations and prompts there were.
+  int32_t Abort(std::string_view id, const std::string* key) const;
+  int32_t AbortAll(const std::string* key) const;
   // Ends all generations with this error.
   int32_t FailAll(const Status& why) const;
 
  private:
-  struct Active {
-    std::string id;
-    std::weak_ptr<openai::RequestDriver> call;
-  };
   struct Table {
     std::mutex mutex;  // guards what follows
     uint64_t next = 0;
-    std::map<uint64_t, Active> active;
+    std::map<uint64_t, Generation> active;
   };
-  // Calls visit(call) for those that have the id, or for all.
-  template <class Visit>
-  int32_t ForEach(const std::string_view* id, Visit visit) const;
+  // What is ended: a whole generation, or one of its prompts.
+  struct Found {
+    std::shared_ptr<openai::RequestDriver> call;
+    std::optional<size_t> prompt;
+  };
+  // Those of a key with the id; null: of any.
+  std::vector<Found> Find(const std::string_view* id, const std::string* key) const;
 
   const std::shared_ptr<Table> table_;
 };

@@ -45,8 +45,11 @@ void GenerationCall::Start(Parts parts) {
   const std::shared_ptr<openai::KeptRequest> kept = parts.kept;
   const std::shared_ptr<openai::KeptRequest::Group> group = parts.group;
   ActiveCalls* const active = parts.active;
+  ActiveCalls::Generation generation = {.id = parts.facts.id, .key = std::move(parts.key)};
+  for (const openai::OpenAiRequest& prompt : parts.prompts) generation.client_ids.push_back(prompt.client_id);
   const std::shared_ptr<GenerationCall> call(new GenerationCall(std::move(parts)));
-  if (active != nullptr) call->active_ = active->Add(call->facts_.id, call->weak_from_this());
+  generation.call = call->weak_from_this();
+  if (active != nullptr) call->active_ = active->Add(std::move(generation));
   if (group) {
     call->TakeOver(*kept, group.get(), [&] { call->BeginStreams(); });
   } else {

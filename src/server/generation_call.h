@@ -38,7 +38,8 @@ class GenerationCall final : public openai::RequestDriver {
     std::function<void(std::function<void()>)> post;  // does work that may take long, elsewhere; of requests with vote_stop
     openai::ResponseFacts facts;
     std::shared_ptr<Responder> responder;
-    ActiveCalls* active = nullptr;  // where others find the call by facts.id; may be null
+    ActiveCalls* active = nullptr;  // where others find the call by its ids; may be null
+    std::string key;                // name of the API key whose call it is
     // Prompts whose samples have names (OpenAiRequest::sample_ids) are kept: told by prompt once it is submitted, under the call's
     // lock.
     std::function<void(size_t prompt, const std::shared_ptr<openai::KeptRequest>&)> on_kept;

@@ -240,6 +240,7 @@ GenerationCall::Parts GenerationRoutes::PartsOf(const std::shared_ptr<Call>& cal
                     .version_label = [this](int64_t number) { return context_.engine().WeightLabel(number); }},
           .responder = call->responder,
           .active = parts_.calls,
+          .key = call->key,
           .on_end =
               [this, call, admission = call->admission](const GenerationCall::Outcome& outcome) {
                 call->usage = outcome.usage;

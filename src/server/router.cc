@@ -81,7 +81,8 @@ std::optional<HttpResponse> RefuseBodyType(const Route& route, const HttpRequest
     return refused;
   }
   const std::string& type = head.content_type;
-  if (route.body == BodyKind::kOptionalJson && type.empty()) return std::nullopt;
+  // The latter is what aiohttp says of a request without a body.
+  if (route.body == BodyKind::kOptionalJson && (type.empty() || type == "application/octet-stream")) return std::nullopt;
   if (route.body == BodyKind::kForm ? IsForm(type) : IsJson(type)) return std::nullopt;
   return ErrorResponse(415, fmt::format("Content-Type is {}, expected {}", type.empty() ? "missing" : Quoted(type),
                                         route.body == BodyKind::kForm ? "multipart/form-data" : "application/json"));

@@ -56,6 +56,7 @@ std::unique_ptr<TrainerRoutes> Service::MakeTrainer() {
       .calls = &active_calls_,
       .facts = FactsOf(context_.options()),
       .control = *context_.options().trainer,
+      .steers = [this](const std::string& key) { return context_.access().IsTrainer(key) || context_.access().IsAdmin(key); },
       .answer = [this](const std::shared_ptr<Call>& call, HttpResponse response) { context_.Answer(call, std::move(response)); }});
 }
 

@@ -227,6 +227,10 @@ os.kill(os.getpid(), signal.SIGKILL)
             self.post(server, "/wake_up", {"tags": ["kv_cache"]})
             self.post(server, "/reset_prefix_cache", {"reset_running_requests": False})
             self.assertEqual(tokens(server), self.other_tokens)
+            # aiohttp, by which SkyRL asks, gives a request without a body a type.
+            untyped = {"Content-Type": "application/octet-stream"}
+            self.assertEqual([server.ask("POST", path, headers=untyped)[0] for path in ("/pause?mode=keep", "/resume")], [200, 200])
+            self.assertEqual(server.ask("POST", "/pause?mode=keep", headers={"Content-Type": "text/plain"})[0], 415)
             # Asynchronous: what runs goes on.
             status, _, text = server.ask("POST", "/pause?mode=keep&clear_cache=false")
             self.assertEqual((status, json.loads(text)), (200, {"status": "paused"}))
@@ -292,6 +296,31 @@ os.kill(os.getpid(), signal.SIGKILL)
                     told, _, info = get(server, "/server_info", headers)
                     self.assertEqual(told, 401 if status == 401 else 200)
                     self.assertEqual("weights" in info, key == "trainer")
+                self.check_aborts_of_keys(server)
+
+    def check_aborts_of_keys(self, server):
+        """A user's key ends its own generations, a trainer's and an admin's those of all keys, though their ids are the same."""
+        bearer = {key: {"Authorization": f"Bearer {key}"} for key in ("user", "admin", "trainer")}
+        self.post(server, "/pause?mode=keep", headers=bearer["trainer"])
+        answers = {}
+
+        def generate(key, rid):
+            body = {"input_ids": [1, 2, 3], "rid": rid, "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+            answers[key, rid] = self.post(server, "/generate", body, headers=bearer[key])["meta_info"]["finish_reason"]["type"]
+
+        threads = [threading.Thread(target=generate, args=call) for call in (("user", "a"), ("admin", "a"), ("trainer", "b"))]
+        for thread in threads:
+            thread.start()
+        while "coppice_http_requests_active 3\n" not in server.ask("GET", "/metrics", headers=bearer["admin"])[2]:
+            time.sleep(0.01)
+        self.assertEqual(self.post(server, "/abort_request", {"rid": "b"}, headers=bearer["user"])["num_aborted"], 0)
+        self.assertEqual(self.post(server, "/abort_request", {"abort_all": True}, headers=bearer["user"])["num_aborted"], 1)
+        self.assertEqual(self.post(server, "/abort_request", {"rid": "a"}, headers=bearer["user"])["num_aborted"], 0)
+        self.assertEqual(self.post(server, "/abort_request", {"rid": "a"}, headers=bearer["trainer"])["num_aborted"], 1)
+        self.assertEqual(self.post(server, "/abort_requests", {"request_ids": ["b"]}, headers=bearer["admin"])["num_aborted"], 1)
+        for thread in threads:
+            thread.join()
+        self.assertEqual(answers, {("user", "a"): "abort", ("admin", "a"): "abort", ("trainer", "b"): "abort"})
 
     def test_stored_weights_cannot_be_replaced(self):
         ended = coppice("serve", "--model", TINY, "--trainer", "--weights", "stored")

@@ -46,6 +46,7 @@ TrainerRoutes::TrainerRoutes(Parts parts)
       calls_(*parts.calls),
       facts_(std::move(parts.facts)),
       model_path_(parts.control.model_path),
+      steers_(std::move(parts.steers)),
       answer_(std::move(parts.answer)),
       control_(parts.engine, parts.calls, std::move(parts.control)) {}
 
@@ -59,7 +60,7 @@ std::vector<Route> TrainerRoutes::Routes() {
       InTurn("POST", "/pause", &T::Pause),
       InTurn("POST", "/resume", &T::Resume),
       Now("GET", "/is_paused", &T::IsPaused),
-      Now("POST", "/abort_requests", &T::AbortRequests),
+      Abort("/abort_requests", &T::AbortRequests),
       InTurn("POST", "/sleep", &T::Sleep),
       InTurn("POST", "/wake_up", &T::WakeUp),
       Now("GET", "/is_sleeping", &T::IsSleeping),
@@ -76,7 +77,7 @@ std::vector<Route> TrainerRoutes::Routes() {
 
       InTurn("POST", "/pause_generation", &T::PauseGeneration),
       InTurn("POST", "/continue_generation", &T::ContinueGeneration),
-      Now("POST", "/abort_request", &T::AbortRequest),
+      Abort("/abort_request", &T::AbortRequest),
       InTurn("GET", "/flush_cache", &T::FlushCache),
       InTurn("POST", "/flush_cache", &T::FlushCache),
       InTurn("POST", "/update_weights_from_disk", &T::UpdateFromDisk),
@@ -103,7 +104,7 @@ Route TrainerRoutes::Now(std::string_view method, std::string_view path, Handler
               [this, handler](const std::shared_ptr<Call>& call) {
                 const Result<TrainerFields> fields = TrainerFields::Read(call->request);
                 if (!fields.ok()) return answer_(call, ResponseOf(fields.status()));
-                Run(call, *fields, handler);
+                Run(call, [&] { return (this->*handler)(*fields); });
               },
           .body = method == "GET" ? BodyKind::kNone : BodyKind::kOptionalJson,
           .trainer = true};
@@ -115,15 +116,28 @@ Route TrainerRoutes::InTurn(std::string_view method, std::string_view path, Hand
     Result<TrainerFields> fields = TrainerFields::Read(call->request);
     if (!fields.ok()) return answer_(call, ResponseOf(fields.status()));
     call->request.body.clear();
-    control_.Post([this, call, handler, fields = *std::move(fields)] { Run(call, fields, handler); });
+    control_.Post([this, call, handler, fields = *std::move(fields)] { Run(call, [&] { return (this->*handler)(fields); }); });
   };
   return route;
 }
 
-void TrainerRoutes::Run(const std::shared_ptr<Call>& call, const TrainerFields& fields, Handler handler) {
+Route TrainerRoutes::Abort(std::string_view path, AbortHandler handler) {
+  return {.method = "POST",
+          .path = path,
+          .handle =
+              [this, handler](const std::shared_ptr<Call>& call) {
+                const Result<TrainerFields> fields = TrainerFields::Read(call->request);
+                if (!fields.ok()) return answer_(call, ResponseOf(fields.status()));
+                const std::string* const key = steers_(call->key) ? nullptr : &call->key;
+                Run(call, [&] { return (this->*handler)(*fields, key); });
+              },
+          .body = BodyKind::kOptionalJson};
+}
+
+void TrainerRoutes::Run(const std::shared_ptr<Call>& call, const std::function<Answer()>& handler) {
   HttpResponse response;
   try {
-    Answer answer = CatchExhaustion("answering a trainer", [&] { return (this->*handler)(fields); });
+    Answer answer = CatchExhaustion("answering a trainer", handler);
     response = answer.ok() ? HttpResponse{.body = DumpJson(*std::move(answer))} : ResponseOf(answer.status());
   } catch (const std::exception& error) {  // a fault of ours: it costs one request, not the server
     response = ErrorResponse(Internal(fmt::format("answering the request failed: {}", error.what())));
@@ -150,11 +164,11 @@ TrainerRoutes::Answer TrainerRoutes::IsPaused(const TrainerFields&) {
   return ordered_json{{"is_paused", engine_.Load().state != EngineState::kRunning}};
 }
 
-TrainerRoutes::Answer TrainerRoutes::AbortRequests(const TrainerFields& fields) {
+TrainerRoutes::Answer TrainerRoutes::AbortRequests(const TrainerFields& fields, const std::string* key) {
   COPPICE_ASSIGN_OR_RETURN(const std::vector<std::string> ids, fields.Texts("request_ids"));
   int32_t aborted = 0;
-  if (fields.Find("request_ids") == nullptr) aborted = calls_.AbortAll();
-  for (const std::string& id : ids) aborted += calls_.Abort(id);
+  if (fields.Find("request_ids") == nullptr) aborted = calls_.AbortAll(key);
+  for (const std::string& id : ids) aborted += calls_.Abort(id, key);
   return ordered_json{{"status", "aborted"}, {"num_aborted", aborted}};
 }
 
@@ -307,11 +321,11 @@ TrainerRoutes::Answer TrainerRoutes::ContinueGeneration(const TrainerFields&) {
   return ordered_json{{"message", "Generation continued successfully."}, {"status", "ok"}};
 }
 
-TrainerRoutes::Answer TrainerRoutes::AbortRequest(const TrainerFields& fields) {
+TrainerRoutes::Answer TrainerRoutes::AbortRequest(const TrainerFields& fields, const std::string* key) {
   COPPICE_ASSIGN_OR_RETURN(const bool all, fields.Flag("abort_all", false));
   COPPICE_ASSIGN_OR_RETURN(const std::string id, fields.Text("rid"));
   if (!all && id.empty()) return InvalidArgument("rid is missing, expected the id of a request, or abort_all true");
-  const int32_t aborted = all ? calls_.AbortAll() : calls_.Abort(id);
+  const int32_t aborted = all ? calls_.AbortAll(key) : calls_.Abort(id, key);
   return ordered_json{{"success", true}, {"num_aborted", aborted}};
 }
 

@@ -29,6 +29,7 @@ class TrainerRoutes {
     const ActiveCalls* calls = nullptr;  // generations that can be ended
     ServerFacts facts;
     TrainerControl::Options control;
+    std::function<bool(const std::string& key)> steers;                      // whether an API key ends generations of others
     std::function<void(const std::shared_ptr<Call>&, HttpResponse)> answer;  // any thread
   };
   explicit TrainerRoutes(Parts parts);
@@ -40,17 +41,21 @@ class TrainerRoutes {
  private:
   using Answer = Result<nlohmann::ordered_json>;
   using Handler = Answer (TrainerRoutes::*)(const TrainerFields&);
+  // `key`: whose generations it ends alone; null: those of all keys.
+  using AbortHandler = Answer (TrainerRoutes::*)(const TrainerFields&, const std::string* key);
 
   // A route whose handler runs on the calling thread, and one whose handler runs on the control's.
   Route Now(std::string_view method, std::string_view path, Handler handler);
   Route InTurn(std::string_view method, std::string_view path, Handler handler);
-  void Run(const std::shared_ptr<Call>& call, const TrainerFields& fields, Handler handler);
+  // One that every key may use, since it reaches no further than the key does.
+  Route Abort(std::string_view path, AbortHandler handler);
+  void Run(const std::shared_ptr<Call>& call, const std::function<Answer()>& handler);
 
   // Of vLLM.
   Answer Pause(const TrainerFields& fields);
   Answer Resume(const TrainerFields& fields);
   Answer IsPaused(const TrainerFields& fields);
-  Answer AbortRequests(const TrainerFields& fields);
+  Answer AbortRequests(const TrainerFields& fields, const std::string* key);
   Answer Sleep(const TrainerFields& fields);
   Answer WakeUp(const TrainerFields& fields);
   Answer IsSleeping(const TrainerFields& fields);
@@ -67,7 +72,7 @@ class TrainerRoutes {
   // Of SGLang.
   Answer PauseGeneration(const TrainerFields& fields);
   Answer ContinueGeneration(const TrainerFields& fields);
-  Answer AbortRequest(const TrainerFields& fields);
+  Answer AbortRequest(const TrainerFields& fields, const std::string* key);
   Answer FlushCache(const TrainerFields& fields);
   Answer UpdateFromDisk(const TrainerFields& fields);
   Answer InitGroup(const TrainerFields& fields);
@@ -84,6 +89,7 @@ class TrainerRoutes {
   const ActiveCalls& calls_;
   const ServerFacts facts_;
   const std::string model_path_;
+  const std::function<bool(const std::string& key)> steers_;
   const std::function<void(const std::shared_ptr<Call>&, HttpResponse)> answer_;
   TrainerControl control_;  // last: its thread uses the others
 };

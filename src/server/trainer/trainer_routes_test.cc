@@ -242,6 +242,33 @@ TEST_F(TrainerRoutesTest, AbortEndsOneGenerationOrAll) {
   EXPECT_EQ(Post("/abort_requests")->body()["num_aborted"], 0);
 }
 
+TEST_F(TrainerRoutesTest, AbortKnowsTheIdsThatClientsGave) {
+  ASSERT_EQ(Post("/pause?mode=keep")->status(), 200);
+  const json sampling = {{"max_new_tokens", 5}, {"temperature", 0}, {"ignore_eos", true}};
+  const Answer alone = Post("/generate", {{"input_ids", {1, 2}}, {"rid", "mine"}, {"sampling_params", sampling}});
+  const Answer listed = Post("/generate", {{"input_ids", {{3}, {4}}}, {"rid", {"left", "right"}}, {"sampling_params", sampling}});
+  const Answer streamed =
+      Post("/generate", {{"input_ids", {5}}, {"rid", "stream"}, {"stream", true}, {"sampling_params", sampling}});
+  const Answer tokens =
+      Post("/inference/v1/generate", {{"token_ids", {6}}, {"request_id", "r6"}, {"sampling_params", {{"max_tokens", 5}}}});
+  EXPECT_EQ(Post("/abort_request", {{"rid", "min"}})->body()["num_aborted"], 0);
+  EXPECT_EQ(Post("/abort_request", {{"rid", "mine"}})->body()["num_aborted"], 1);
+  EXPECT_EQ(alone->body()["meta_info"]["finish_reason"]["type"], "abort");
+  EXPECT_EQ(alone->body()["meta_info"]["id"], "mine");
+  // Of a list one prompt ends, and the others go on.
+  EXPECT_EQ(Post("/abort_request", {{"rid", "left"}})->body()["num_aborted"], 1);
+  EXPECT_EQ(Post("/abort_request", {{"rid", "stream"}})->body()["num_aborted"], 1);
+  EXPECT_THAT(streamed->text(), HasSubstr("abort"));
+  EXPECT_EQ(Post("/abort_requests", {{"request_ids", {"r6"}}})->body()["num_aborted"], 1);
+  EXPECT_EQ(tokens->body()["choices"][0]["finish_reason"], "abort");
+  EXPECT_FALSE(listed->done());
+  ASSERT_EQ(Post("/resume")->status(), 200);
+  EXPECT_EQ(listed->body()[0]["meta_info"]["finish_reason"]["type"], "abort");
+  EXPECT_EQ(listed->body()[1]["meta_info"]["finish_reason"]["type"], "length");
+  EXPECT_EQ(listed->body()[1]["output_ids"].size(), 5u);
+  EXPECT_EQ(Post("/abort_request", {{"rid", "mine"}})->body()["num_aborted"], 0);
+}
+
 TEST_F(TrainerRoutesTest, AnUpdateInPartsIsOneVersion) {
   Models models;
   EXPECT_EQ(Get("/get_weight_version")->body(), json({{"weight_version", "0"}}));
