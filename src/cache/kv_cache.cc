@@ -61,7 +61,7 @@ KvCache::Overlap KvCache::FindOverlap(std::span<const int32_t> tokens, const Cac
   const PrefixTree::Match match = tree_.FindFrom(cursor, tokens, salt);
   NodeId node = match.node;
   while (node != kRootNode && !forest_.LeadsToBranches(node)) node = tree_.node(node).parent;
-  return {.cached = match.length, .running = std::min(match.length, tree_.node(node).end())};
+  return {.cached = match.length, .running = std::min(match.length, tree_.node(node).end()), .ready = match.ready};
 }
 
 KvCache::Admission KvCache::Admit(const AdmitArgs& args) {

@@ -63,6 +63,7 @@ class KvCache {
   struct Overlap {
     int32_t cached = 0;   // tokens that are cached or announced
     int32_t running = 0;  // of them, those on the path of a running branch
+    int32_t ready = 0;    // of them, those that are computed
   };
   // `cursor`, new or of the same prompt and salt, remembers where the prompt was found: looking again costs what the tree has more
   // of it, or O(tokens) where it has lost some.
@@ -122,6 +123,17 @@ class KvCache {
   // Prompts that stay under names.
   PinnedPrompts& pins() { return pins_; }
   const PinnedPrompts& pins() const { return pins_; }
+
+  // ---- scores of cached tokens, which live as long as the tokens, of the weights that made their KV
+
+  // Keeps scores of the branch's tokens from kv index `begin` on: PrefixTree::KeepScores. Nothing of KV of older weights.
+  void KeepScores(BranchId branch, int32_t begin, std::span<const TokenScore> scores) {
+    if (options_.share && IsCurrent(branch)) tree_.KeepScores(places_[branch].lock.node(), begin, scores);
+  }
+  // Those that are kept of the text that FindOverlap has just found, from kv index `begin` on, as many as it found.
+  void CopyScores(const PrefixTree::Cursor& found, int32_t begin, std::span<TokenScore> scores) const {
+    tree_.CopyScores(found.node, begin, scores);
+  }
 
   // Schedules the next step. REQUIRES: no other one is scheduled and not launched.
   [[nodiscard]] CacheStep BeginStep();

@@ -102,6 +102,8 @@ NodeId PrefixTree::SplitAt(const Match& match) {
   upper.salt = lower.salt;
   upper.version = lower.version;
   upper.tokens.assign(lower.tokens.begin(), lower.tokens.begin() + keep);
+  const size_t kept_scores = std::min(keep, lower.scores.size());
+  upper.scores.assign(lower.scores.begin(), lower.scores.begin() + kept_scores);
   const int32_t first_page = lower.begin / page_size;
   const int32_t upper_pages = CeilDiv(match.length, page_size) - first_page;
   upper.pages.Share(lower.pages.ids().first(upper_pages));  // both halves hold the page that the cut goes through
@@ -115,6 +117,7 @@ NodeId PrefixTree::SplitAt(const Match& match) {
   lower.begin = match.length;
   lower.ready_end = std::max(match.length, lower.ready_end);
   lower.tokens.erase(lower.tokens.begin(), lower.tokens.begin() + keep);
+  lower.scores.erase(lower.scores.begin(), lower.scores.begin() + kept_scores);
   lower.pages.DropFront(match.length / page_size - first_page);
   children_.emplace(KeyOf(upper), upper_id);
   children_.emplace(KeyOf(lower), match.node);
@@ -193,11 +196,38 @@ void PrefixTree::DropUnready(NodeId id) {
     }
     const int32_t page_size = pool_->page_size();
     node.tokens.resize(node.ready_end - node.begin);
+    node.scores.resize(std::min(node.scores.size(), node.tokens.size()));
     node.serial = ++last_serial_;
     node.launched_end = node.due_end = 0;
     node.pages.DropFrom(CeilDiv(node.ready_end, page_size) - node.begin / page_size);
     if (node.ready_end % page_size != 0) pool_->set_claimed_slots(node.pages.back(), node.ready_end % page_size);
     return;
+  }
+}
+
+void PrefixTree::KeepScores(NodeId id, int32_t begin, std::span<const TokenScore> scores) {
+  const auto end = [&](const Node& node) { return std::min(begin + static_cast<int32_t>(scores.size()), node.end()); };
+  for (; id != kRootNode && nodes_[id].end() > begin; id = nodes_[id].parent) {
+    Node& node = nodes_[id];
+    for (int32_t i = std::max(begin, node.begin); i < end(node); ++i) {
+      const TokenScore& score = scores[i - begin];
+      if (!score.is_known()) continue;
+      const auto place = static_cast<size_t>(i - node.begin);
+      if (place >= node.scores.size()) node.scores.resize(static_cast<size_t>(end(node) - node.begin));
+      if (!node.scores[place].Covers(score)) node.scores[place] = score;
+    }
+  }
+}
+
+void PrefixTree::CopyScores(NodeId id, int32_t begin, std::span<TokenScore> scores) const {
+  for (; id != kRootNode && nodes_[id].end() > begin; id = nodes_[id].parent) {
+    const Node& node = nodes_[id];
+    const int32_t first = std::max(begin, node.begin);
+    const int32_t last =
+        std::min(begin + static_cast<int32_t>(scores.size()), node.begin + static_cast<int32_t>(node.scores.size()));
+    for (int32_t i = first; i < last; ++i) {
+      if (node.scores[i - node.begin].is_known()) scores[i - begin] = node.scores[i - node.begin];
+    }
   }
 }
 
@@ -304,6 +334,7 @@ Status PrefixTree::CheckIntegrity(std::span<int32_t> references, std::span<int32
     if (node.parent != kRootNode && node.version != parent.version) return broken(id, "is of another version than its parent");
     if (IsEvictable(id) && !IsCurrent(id)) return broken(id, "is of an older version, and nobody uses it");
     if (node.tokens.empty()) return broken(id, "is empty");
+    if (node.scores.size() > node.tokens.size()) return broken(id, "has scores of more tokens than it has");
     if (parent.ready_end < parent.end() && node.ready_end > node.begin) return broken(id, "is ready below an unready parent");
     if (node.ready_end < node.begin || node.ready_end > node.end()) return broken(id, "ready_end is outside of it");
     const auto entry = children_.find(KeyOf(node));

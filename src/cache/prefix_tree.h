@@ -14,6 +14,7 @@
 
 #include "cache/page_pool.h"
 #include "cache/page_refs.h"
+#include "cache/token_score.h"
 #include "coppice/core/status.h"
 
 namespace coppice {
@@ -62,7 +63,8 @@ class PrefixTree {
     int32_t launched_end = 0, due_end = 0;  // meaningful where they are larger than ready_end
     uint32_t salt = 0, version = 0;
     std::vector<int32_t> tokens;
-    PageRefs pages;  // in use while there are locks
+    std::vector<TokenScore> scores;  // of the first tokens; of those behind them nothing is known
+    PageRefs pages;                  // in use while there are locks
     int32_t num_children = 0;
     int32_t locks = 0;      // direct locks, and children with locks
     uint64_t last_use = 0;  // when it was added or last unlocked
@@ -124,6 +126,12 @@ class PrefixTree {
   // Drops what nobody will compute any more: unready tokens of `node` and of ancestors that only it used. What somebody else uses
   // stays: who else waits for them is in the same step, and drops them when it fails.
   void DropUnready(NodeId node);
+
+  // Keeps what is known of `scores`, those of the tokens on the path to `node` from kv index `begin` on; what reaches past the path
+  // is left out. What is kept stays where it says as much. O(nodes of the path + scores).
+  void KeepScores(NodeId node, int32_t begin, std::span<const TokenScore> scores);
+  // The reverse: fills in those that are kept, and leaves the others as they are.
+  void CopyScores(NodeId node, int32_t begin, std::span<TokenScore> scores) const;
 
   // One more request found the path to `node`.
   void CountHit(NodeId node);

@@ -69,6 +69,32 @@ TEST_F(PrefixTreeTest, SplitOnAPageBoundarySharesNothing) {
   ExpectIntact();
 }
 
+TEST_F(PrefixTreeTest, ScoresAreSplitAndDroppedWithTheirTokens) {
+  const NodeId lower = Add(kRootNode, {1, 2, 3, 4, 5, 6, 7}, /*ready_end=*/6);
+  const auto score = [](float logprob) { return TokenScore{.logprob = logprob}; };
+  tree_.KeepScores(lower, 2, std::vector{score(-2), TokenScore(), score(-4), score(-5), score(-6), score(-7)});  // past the end too
+  const NodeId upper = tree_.SplitAt({.node = lower, .length = 3, .due = 3});
+  const NodeId child = Add(upper, {8});
+  ExpectIntact();
+  const auto of = [&](NodeId node) {
+    std::vector<TokenScore> found(8);
+    tree_.CopyScores(node, 0, found);
+    std::vector<float> logprobs;
+    for (const TokenScore& one : found) logprobs.push_back(one.is_known() ? one.logprob : 0);
+    return logprobs;
+  };
+  EXPECT_EQ(of(lower), (std::vector<float>{0, 0, -2, 0, -4, -5, -6, 0}));
+  EXPECT_EQ(of(child), (std::vector<float>{0, 0, -2, 0, 0, 0, 0, 0}));
+  tree_.KeepScores(child, 1, std::vector{score(-1), score(-9), score(-3)});
+  EXPECT_EQ(of(child), (std::vector<float>{0, -1, -2, -3, 0, 0, 0, 0}));  // what is kept stays
+  EXPECT_EQ(of(lower), (std::vector<float>{0, -1, -2, 0, -4, -5, -6, 0}));
+  tree_.KeepScores(child, 1, std::vector{TokenScore{.logprob = -1.5f, .temperature = 2}, TokenScore{.logprob = -2.5f, .rank = 3}});
+  EXPECT_EQ(of(child), (std::vector<float>{0, -1.5f, -2.5f, -3, 0, 0, 0, 0}));  // what says something else or more takes its place
+  tree_.DropUnready(lower);
+  EXPECT_EQ(of(lower), (std::vector<float>{0, -1.5f, -2.5f, 0, -4, -5, 0, 0}));
+  ExpectIntact();
+}
+
 TEST_F(PrefixTreeTest, SaltsNeverMatchEachOther) {
   Add(kRootNode, {1, 2, 3}, -1, /*salt=*/1);
   const std::vector<int32_t> tokens = {1, 2, 3};

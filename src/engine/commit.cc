@@ -59,6 +59,7 @@ void Committer::CommitScores(const ScheduledBatch::Entry& entry) {
     std::ranges::copy(result_.top_logprobs.subspan(score.top_begin, score.top_logprobs),
                       scores.top.begin() + int64_t{entry.request_score + i} * scores.num_top);
   }
+  kept_scores_.Keep(*entry.sequence, entry.request_score, entry.num_scores, &cache_);
 }
 
 bool Committer::CommitDrafts(const ScheduledBatch::Entry& entry) {

@@ -11,6 +11,7 @@
 #include "cache/kv_cache.h"
 #include "engine/beams.h"
 #include "engine/drafts.h"
+#include "engine/kept_scores.h"
 #include "engine/metrics.h"
 #include "engine/prefixes.h"
 #include "engine/scheduled_batch.h"
@@ -96,6 +97,7 @@ class Committer {
   StepResult result_;
   std::vector<Sequence*> survivors_;
   std::vector<int32_t> accepted_;  // drafts of a sequence
+  KeptScores kept_scores_;
 };
 
 }  // namespace coppice

@@ -205,6 +205,28 @@ TEST_P(FixtureModel, UpdatedWeightsSayWhatLoadedOnesSay) {
   }
 }
 
+// What was kept with cached tokens is bit for bit what a prompt that nobody has asked for is computed to in the deterministic mode.
+TEST_P(FixtureModel, KeptLogprobsAreThoseOfAComputation) {
+  const std::vector<int32_t> prompt = LoadExpected(GetParam()).prompt;
+  const EngineOptions options = {.max_running = 8, .max_batch_tokens = 24, .max_context = 512, .deterministic = true};
+  const auto warm = MakeEngine(GetParam(), options), cold = MakeEngine(GetParam(), options);
+  Request request = Greedy({}, 4);
+  request.prompt_logprobs = true;
+  request.top_logprobs = 1;
+  for (const size_t length : {prompt.size() / 3, prompt.size() / 2, prompt.size(), prompt.size()}) {
+    request.prompt_ids.assign(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(length));
+    const int64_t before = warm->Metrics().prefilled_tokens;
+    const Outcome found = Generate(*warm, request);
+    if (before > 0) {
+      EXPECT_LT(warm->Metrics().prefilled_tokens - before, static_cast<int64_t>(length)) << length;
+    }
+    ASSERT_TRUE(cold->DropCache().ok());
+    const Outcome computed = Generate(*cold, request);
+    EXPECT_EQ(found.prompt_logprobs, computed.prompt_logprobs) << length;
+    EXPECT_EQ(found.samples, computed.samples) << length;
+  }
+}
+
 std::string ReadWhole(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};

@@ -495,8 +495,13 @@ TEST(Engine, PromptLogprobsFromAPlaceOnComputeNoMore) {
   EngineHarness harness({.model = {.num_pages = 128}, .max_batch_tokens = 64});
   Request request = Greedy(Prompt(100), 2);
   request.prompt_logprobs = true;
+  request.cache_salt = "another";  // its log-probabilities are found by none of the others
+  harness.Submit(request);
+  request.cache_salt = "";
+  request.prompt_logprobs = false;
   harness.Submit(request);
   harness.RunToEnd();
+  request.prompt_logprobs = true;
   const int64_t before = harness.model().tokens_computed();
   request.prompt_logprobs_begin = 90;
   harness.Submit(request);
@@ -504,10 +509,10 @@ TEST(Engine, PromptLogprobsFromAPlaceOnComputeNoMore) {
   harness.Submit(request);
   harness.RunToEnd();
   EXPECT_EQ(harness.model().tokens_computed() - before, 11 + 1 + 1 + 1);  // [89, 100), the last token, and one generated each
-  ASSERT_EQ(harness.prompt_logprobs(1).size(), 100u);
+  ASSERT_EQ(harness.prompt_logprobs(2).size(), 100u);
   for (size_t i = 0; i < 100; ++i) {
-    EXPECT_EQ(harness.prompt_logprobs(1)[i], i < 90 ? std::nullopt : harness.prompt_logprobs(0)[i]) << i;
-    EXPECT_EQ(harness.prompt_logprobs(2)[i], std::nullopt);
+    EXPECT_EQ(harness.prompt_logprobs(2)[i], i < 90 ? std::nullopt : harness.prompt_logprobs(0)[i]) << i;
+    EXPECT_EQ(harness.prompt_logprobs(3)[i], std::nullopt);
   }
 }
 

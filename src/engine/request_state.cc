@@ -30,6 +30,8 @@ void SetScores(RequestState* state) {
       scores.wanted.push_back({.position = i, .token = params.prompt_ids[i + 1]});
     scores.num_top = params.prompt_top_logprobs.value_or(params.top_logprobs);
     if (params.ranks) scores.ranks.resize(scores.wanted.size());
+    const SamplingParams& sampling = params.sampling;
+    if (sampling.logprobs_mode == LogprobsMode::kProcessed && sampling.temperature > 0) scores.temperature = sampling.temperature;
   } else if (!params.prompt_scores.empty()) {
     scores.wanted = std::move(state->params.prompt_scores);
     scores.num_top = 1;  // is it the one in question?

@@ -101,6 +101,7 @@ struct PromptScores {
   std::vector<int32_t> ranks;       // of each; empty: they are not wanted
   int32_t num_top = 0;              // most probable tokens of each place that are wanted too
   std::vector<TokenLogprob> top;    // [wanted][num_top]
+  float temperature = 1;            // of the distribution that they are of; above 0
 
   bool empty() const { return wanted.empty(); }
   // The first that is wanted at or after a position.

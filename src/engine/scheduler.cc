@@ -1,6 +1,8 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <utility>
 
 #include "core/check.h"
@@ -231,14 +233,19 @@ bool Scheduler::AdmitCandidates(bool prompts_only) {
 
 KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   RequestState& request = *sequence->request;
+  int32_t compute_from = std::numeric_limits<int32_t>::max();
+  if (!request.forked && !request.scores.empty()) {
+    const std::optional<int32_t> first = kept_scores_.Find(sequence, *cache_);
+    if (!first) return KvCache::Outcome::kPending;
+    compute_from = *first;
+  }
   // Everybody must be able to take one more page, or the newcomer would push somebody out at once.
   const int32_t spare_pages = running_.empty() ? 0 : static_cast<int32_t>(running_.size()) + sequence->num_forks();
-  const KvCache::Admission admission =
-      cache_->Admit({.tokens = sequence->Tokens(&scratch_),
-                     .salt = SaltOf(*sequence),
-                     .compute_from = request.forked || request.scores.empty() ? INT32_MAX : request.scores.wanted.front().position,
-                     .spare_pages = spare_pages,
-                     .cursor = &sequence->found});
+  const KvCache::Admission admission = cache_->Admit({.tokens = sequence->Tokens(&scratch_),
+                                                      .salt = SaltOf(*sequence),
+                                                      .compute_from = compute_from,
+                                                      .spare_pages = spare_pages,
+                                                      .cursor = &sequence->found});
   if (admission.outcome != KvCache::Outcome::kAdmitted) return admission.outcome;
   sequence->state = Sequence::State::kRunning;
   sequence->branch = admission.branch;

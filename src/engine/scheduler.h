@@ -16,6 +16,7 @@
 #include "cache/kv_cache.h"
 #include "engine/admission_order.h"
 #include "engine/fair_shares.h"
+#include "engine/kept_scores.h"
 #include "engine/mask_pauses.h"
 #include "engine/request_state.h"
 #include "engine/scheduled_batch.h"
@@ -162,6 +163,7 @@ class Scheduler {
   int32_t num_stopped_ = 0;         // of them
   std::vector<Sequence*> survivors_, giving_way_, arrived_;
   std::vector<int32_t> scratch_;
+  KeptScores kept_scores_;
   std::vector<RequestId> begun_;
   std::vector<Sequence*> decoding_;
   int32_t draft_share_ = 0;

@@ -95,9 +95,6 @@ void StepBuilder::Append(Sequence* sequence, int32_t count, int32_t drafts) {
 
 void StepBuilder::Scores(ScheduledBatch::Entry* entry, int32_t query_begin) {
   const PromptScores& scores = entry->sequence->request->scores;
-  const SamplingParams& params = entry->sequence->request->params.sampling;
-  const bool processed = params.logprobs_mode == LogprobsMode::kProcessed && entry->sequence->request->params.prompt_logprobs;
-  const float temperature = processed && params.temperature > 0 ? params.temperature : 1.0f;
   StepBatch& step = batch_->step;
   entry->request_score = scores.IndexOf(entry->begin);
   entry->num_scores = scores.IndexOf(entry->begin + entry->count) - entry->request_score;
@@ -107,7 +104,7 @@ void StepBuilder::Scores(ScheduledBatch::Entry* entry, int32_t query_begin) {
     Score score{.row = row,
                 .token = wanted.token,
                 .wants_rank = !scores.ranks.empty(),
-                .temperature = temperature,
+                .temperature = scores.temperature,
                 .top_logprobs = static_cast<uint8_t>(scores.num_top)};
     const bool same_row = i > 0 && step.scores.back().row == row;
     score.top_begin = same_row ? step.scores.back().top_begin : NewTopLogprobs(scores.num_top);

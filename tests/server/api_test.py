@@ -53,7 +53,8 @@ class ApiTest(unittest.TestCase):
         self.server.complete(prompt=prompt)
         usage = self.server.complete(prompt=prompt)[1]["usage"]
         self.assertGreaterEqual(usage["prompt_tokens_details"]["cached_tokens"], 64)
-        for fields, cached in (({"echo": True}, 79), ({"echo": True, "logprobs": 0}, 0)):  # log-probabilities want logits, which nobody keeps
+        # The cache has log-probabilities of a prompt once they were asked for.
+        for fields, cached in (({"echo": True}, 79), ({"echo": True, "logprobs": 0}, 0), ({"echo": True, "logprobs": 0}, 79)):
             usage = self.server.complete(prompt=prompt, **fields)[1]["usage"]
             self.assertEqual(usage["prompt_tokens_details"]["cached_tokens"], cached, fields)
         salted = self.server.complete(prompt=prompt, cache_salt="other")[1]["usage"]
