@@ -31,6 +31,7 @@
 #include "cli/chat_command.h"
 #include "cli/command.h"
 #include "cli/command_line.h"
+#include "cli/compare_command.h"
 #include "cli/eval/eval_command.h"
 #include "cli/help_command.h"
 #include "cli/inspect_model.h"
@@ -101,6 +102,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
       coppice::cli::AddBenchPodCommand(*bench),
       coppice::cli::AddBenchUpdateCommand(*bench),
       coppice::cli::AddBenchAllReduceCommand(*bench),
+      coppice::cli::AddCompareCommand(app),
       coppice::cli::AddKeyCommand(app),
       coppice::cli::AddHelpCommand(app),
       coppice::cli::AddCompletionCommand(app),
