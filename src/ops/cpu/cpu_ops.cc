@@ -62,11 +62,10 @@ class CpuOps final : public Ops {
                                        PartOrder order) override {
     COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<PackedWeight> weight,
                              PackedWeight::Create(executor_, memory_, dtype, in_features, parts, order, KeepsCodes(dtype)));
+    // Without matrix units the panel kernels are the faster ones for any number of rows.
     if (onednn_ != nullptr && weight->quantized() == nullptr) {
-      const OneDnnTiles::Plan* plan = onednn_->Prepare(dtype, in_features, weight->panel_group());
-      // Without matrix units the panel kernels are as fast for any number of bf16 rows, and faster for few.
-      const bool pays = plan != nullptr && (dtype == DType::kF32 || OneDnnTiles::UsesMatrixUnits(*plan));
-      if (pays || library_ == ProductLibrary::kOneDnn) weight->plan = plan;
+      const auto units = library_ == ProductLibrary::kOneDnn ? OneDnnTiles::Units::kAny : OneDnnTiles::Units::kMatrix;
+      weight->plan = onednn_->Prepare(dtype, in_features, weight->panel_group(), units);
       if (weight->plan != nullptr) description_ = std::string(kernels_.isa) + " + oneDNN brgemm";
     }
     return std::unique_ptr<Weight>(std::move(weight));
@@ -221,8 +220,7 @@ class CpuOps final : public Ops {
         MultiplyCoded(rows, packed, group, tile);
       } else {
         PrefetchOutput(y, first_row, rows, column, cols);
-        PrefetchWeight(packed, group, task % row_blocks, row_blocks);
-        MultiplyTile(x, first_row, rows, packed, group, worker, tile);
+        MultiplyTile(x, first_row, rows, packed, group, NextPanels(packed, group, task % row_blocks, row_blocks), worker, tile);
       }
       const float* bias = packed.GroupBias(group);
       for (int64_t r = 0; r < rows; ++r, tile += tile_cols) {
@@ -244,28 +242,33 @@ class CpuOps final : public Ops {
 
   // The panels that this worker will need next come from memory or another core's cache: each of the tasks that it does with the
   // present ones asks for its share. Behind the last panels lies, as a rule, the weight of the product that follows.
-  void PrefetchWeight(const PackedWeight& weight, int64_t group, int64_t row_block, int64_t row_blocks) const {
+  Ahead NextPanels(const PackedWeight& weight, int64_t group, int64_t row_block, int64_t row_blocks) const {
     const int64_t workers = executor_.num_workers();
     const int64_t next = group + std::max<int64_t>(1, workers / row_blocks);
     const int64_t shares = std::max<int64_t>(1, row_blocks / workers), share = row_block / workers;
-    if (share >= shares) return;
+    if (share >= shares) return {};
     const int64_t bytes = weight.group_bytes() / shares;
-    const std::byte* from = weight.Group(next) + share * bytes;
-    for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(from + i, /*write=*/0, kSecondLevel);
+    return {.from = weight.Group(next) + share * bytes, .bytes = bytes};
+  }
+
+  // All at once, for kernels that do it not by themselves.
+  static void Prefetch(const Ahead& ahead) {
+    for (int64_t i = 0; i < ahead.bytes; i += kCacheLine) __builtin_prefetch(ahead.from + i, /*write=*/0, kSecondLevel);
   }
 
   bool UsesOneDnn(const PackedWeight& weight, int64_t rows, int64_t x_stride) const {
     if (weight.plan == nullptr || x_stride != weight.in_features()) return false;
-    // The panel kernels give the same bits for any number of rows; without matrix units they are also as fast.
+    // The panel kernels give the same bits for any number of rows.
     if (deterministic_) return OneDnnTiles::UsesMatrixUnits(*weight.plan);
-    return library_ == ProductLibrary::kOneDnn || rows > weight.few_rows();
+    return library_ == ProductLibrary::kOneDnn || rows > PackedWeight::kFewMatrixRows;
   }
 
   void MultiplyTile(const ConstDeviceTensor& x, int64_t first_row, int64_t rows, const PackedWeight& weight, int64_t group,
-                    int worker, float* tile) {
+                    const Ahead& ahead, int worker, float* tile) {
     const std::byte* panels = weight.Group(group);
     const int64_t tile_stride = weight.panel_group() * kPanelCols;
     if (UsesOneDnn(weight, rows, x.stride)) {
+      Prefetch(ahead);
       // Deterministic: always the same kernel, so that no bit depends on which one a row count would choose.
       const int64_t step = deterministic_ ? OneDnnTiles::kRowStep : kBlockRows;
       for (int64_t r = 0; r < rows; r += step) {
@@ -276,12 +279,14 @@ class CpuOps final : public Ops {
     }
     for (int64_t p = 0; p < weight.panel_group(); ++p) {
       const int64_t offset = p * weight.panel_elements();
+      const int64_t bytes = ahead.bytes / weight.panel_group();
+      const Ahead part = {.from = ahead.from + p * bytes, .bytes = bytes};
       if (weight.dtype() == DType::kBF16) {
         kernels_.panel_bf16(reinterpret_cast<const BF16*>(Row(x, first_row)), x.stride, rows,
-                            reinterpret_cast<const BF16*>(panels) + offset, x.cols, tile + p * kPanelCols, tile_stride);
+                            reinterpret_cast<const BF16*>(panels) + offset, x.cols, tile + p * kPanelCols, tile_stride, part);
       } else {
         kernels_.panel_f32(reinterpret_cast<const float*>(Row(x, first_row)), x.stride, rows,
-                           reinterpret_cast<const float*>(panels) + offset, x.cols, tile + p * kPanelCols, tile_stride);
+                           reinterpret_cast<const float*>(panels) + offset, x.cols, tile + p * kPanelCols, tile_stride, part);
       }
     }
   }

@@ -55,39 +55,51 @@ struct StepF32 {
   static F32 MultiplyAdd(const float* x, Strip w, F32 sum) { return *x * w + sum; }
 };
 
+#if defined(__AVX512BF16__)
 struct StepBF16 {
   using Element = BF16;
   static constexpr int kDepth = 2;
-#if defined(__AVX512BF16__)
   using Strip = __m512bh;
   static Strip LoadStrip(const BF16* p) { return V::LoadAs<Strip>(p); }
   static F32 MultiplyAdd(const BF16* x, Strip w, F32 sum) {
     const auto pair = _mm512_set1_epi32(static_cast<int>(*reinterpret_cast<const Word*>(x)));
     return _mm512_dpbf16_ps(sum, reinterpret_cast<Strip>(pair), w);
   }
-#else
-  struct Strip {
-    F32 even, odd;
-  };
-  static Strip LoadStrip(const BF16* p) {
-    const U32 pairs = V::LoadAs<U32>(p);
-    return {V::Even(pairs), V::Odd(pairs)};
-  }
-  static F32 MultiplyAdd(const BF16* x, const Strip& w, F32 sum) {
-    const uint32_t pair = *reinterpret_cast<const Word*>(x);
-    sum = __builtin_bit_cast(float, pair << 16) * w.even + sum;
-    return __builtin_bit_cast(float, pair & 0xffff0000u) * w.odd + sum;
-  }
+};
 #endif
+
+// Each step of a product asks for some of what lies ahead: one line, or two where one is too little and two are enough. Of few
+// rows, whose steps are few, that is a part, and the processor follows by itself. Dot products of pairs make steps half as long.
+#if defined(__AVX512BF16__)
+constexpr int64_t kMostAhead = kCacheLine * 3 / 2;  // bytes a step
+#else
+constexpr int64_t kMostAhead = kCacheLine * 2;
+#endif
+struct AheadOfSteps {
+  // `steps`: those of the whole panel. With nothing ahead: what is there already is asked for.
+  [[gnu::always_inline]] AheadOfSteps(const Ahead& ahead, const void* panel, int64_t steps)
+      : at(ahead.bytes > 0 ? reinterpret_cast<const char*>(ahead.from) : static_cast<const char*>(panel)),
+        bytes((ahead.bytes + steps - 1) / steps),
+        twice(bytes > kCacheLine && bytes <= kMostAhead) {}
+  [[gnu::always_inline]] void Step() {
+    __builtin_prefetch(at, /*write=*/0, kSecondLevel);
+    if (twice) __builtin_prefetch(at + kCacheLine, /*write=*/0, kSecondLevel);
+    at += bytes;
+  }
+  const char* at;
+  int64_t bytes;  // a step
+  bool twice;
 };
 
 template <class Step, int kRows>
 void PanelRows(const typename Step::Element* x, int64_t x_stride, const typename Step::Element* panel, int64_t k, float* tile,
-               int64_t tile_stride) {
+               int64_t tile_stride, AheadOfSteps& ahead) {
+  AheadOfSteps next = ahead;
   for (int64_t col = 0; col < kPanelCols; col += kPassCols) {
     F32 sum[kRows][kVectors] = {};
     const typename Step::Element* strip = panel + col * Step::kDepth;
     for (int64_t i = 0; i < k; i += Step::kDepth, strip += kPanelCols * Step::kDepth) {
+      next.Step();
       typename Step::Strip w[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) w[v] = Step::LoadStrip(strip + v * kLanes * Step::kDepth);
@@ -103,20 +115,121 @@ void PanelRows(const typename Step::Element* x, int64_t x_stride, const typename
       for (int v = 0; v < kVectors; ++v) V::Store(tile + r * tile_stride + col + v * kLanes, sum[r][v]);
     }
   }
+  ahead = next;
+}
+
+// Rows of the next register tile, of `left`: equal parts, since a tile of few rows loads as many weights as one of `most`.
+[[gnu::always_inline]] inline int64_t NextRows(int64_t left, int64_t most) {
+  const int64_t tiles = (left + most - 1) / most;
+  return (left + tiles - 1) / tiles;
 }
 
 template <class Step>
 void Panel(const typename Step::Element* x, int64_t x_stride, int64_t rows, const typename Step::Element* panel, int64_t k,
-           float* tile, int64_t tile_stride) {
-  using Fn = void (*)(const typename Step::Element*, int64_t, const typename Step::Element*, int64_t, float*, int64_t);
+           float* tile, int64_t tile_stride, Ahead ahead) {
+  using Fn =
+      void (*)(const typename Step::Element*, int64_t, const typename Step::Element*, int64_t, float*, int64_t, AheadOfSteps&);
   static constexpr Fn kByRows[kMaxRows + 1] = {
       nullptr,           PanelRows<Step, 1>, PanelRows<Step, 2>, PanelRows<Step, 3>, PanelRows<Step, 4>, PanelRows<Step, 5>,
       PanelRows<Step, 6>};
-  for (int64_t r = 0; r < rows; r += kMaxRows) {
-    const int64_t count = rows - r < kMaxRows ? rows - r : kMaxRows;
-    kByRows[count](x + r * x_stride, x_stride, panel, k, tile + r * tile_stride, tile_stride);
+  AheadOfSteps next(ahead, panel, (rows + kMaxRows - 1) / kMaxRows * (kPanelCols / kPassCols) * (k / Step::kDepth));
+  for (int64_t r = 0, count = 0; r < rows; r += count) {
+    count = NextRows(rows - r, kMaxRows);
+    kByRows[count](x + r * x_stride, x_stride, panel, k, tile + r * tile_stride, tile_stride, next);
   }
 }
+
+#if defined(__AVX512BF16__)
+constexpr auto kPanelBf16 = Panel<StepBF16>;
+#else
+// bf16 without an instruction for its pairs: f32 multiply-adds. x is widened once for all columns, kWidenedInputs inputs at a time,
+// so that a broadcast is a load: from a general register it would take the vector ports that multiply.
+constexpr int64_t kWidenedInputs = 512;
+#if defined(__AVX512F__)
+constexpr int kWidenedRows = 12;
+// Columns of a pass, in vectors: 12 rows x 2 sums, 2 + 2 weights, 1 of x are 29 of 32 registers, and 5 x 4, 4 + 4, 1 likewise.
+constexpr int WidenedVectors(int rows) { return rows > 5 ? 2 : 4; }
+#else
+constexpr int kWidenedRows = 5;
+constexpr int WidenedVectors(int) { return 2; }  // 5 x 2 sums, 2 + 2 weights, 1 of x: 15 of 16
+#endif
+
+// tile (+)= x times WidenedVectors vectors of columns over k inputs; sums begin at 0 where `first`, else at those of the tile.
+template <int kRows>
+void WidenedPass(const float* x, const BF16* strip, int64_t k, bool first, float* tile, int64_t tile_stride, AheadOfSteps& ahead) {
+  AheadOfSteps next = ahead;
+  constexpr int kCols = WidenedVectors(kRows);
+  F32 sum[kRows][kCols] = {};
+  if (!first) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kCols; ++v) sum[r][v] = V::Load(tile + r * tile_stride + v * kLanes);
+    }
+  }
+  for (int64_t i = 0; i < k; i += 2, strip += 2 * kPanelCols) {
+    next.Step();
+    U32 pairs[kCols];
+#pragma GCC unroll 4
+    for (int v = 0; v < kCols; ++v) pairs[v] = V::LoadAs<U32>(strip + 2 * v * kLanes);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      F32 w[kCols];
+#pragma GCC unroll 4
+      for (int v = 0; v < kCols; ++v) w[v] = half == 0 ? V::Even(pairs[v]) : V::Odd(pairs[v]);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const F32 both = V::Set1(x[r * kWidenedInputs + i + half]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kCols; ++v) sum[r][v] = V::Fma(both, w[v], sum[r][v]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kCols; ++v) V::Store(tile + r * tile_stride + v * kLanes, sum[r][v]);
+  }
+  ahead = next;
+}
+
+template <int... kRows>
+struct WidenedPasses {
+  using Pass = void (*)(const float*, const BF16*, int64_t, bool, float*, int64_t, AheadOfSteps&);
+  static constexpr Pass kByRows[] = {nullptr, WidenedPass<kRows>...};
+};
+#if defined(__AVX512F__)
+using PassesOfRows = WidenedPasses<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
+#else
+using PassesOfRows = WidenedPasses<1, 2, 3, 4, 5>;
+#endif
+
+void PanelWidened(const BF16* x, int64_t x_stride, int64_t rows, const BF16* panel, int64_t k, float* tile, int64_t tile_stride,
+                  Ahead ahead) {
+  alignas(64) float widened[kWidenedRows * kWidenedInputs];
+  const int64_t tiles = (rows + kWidenedRows - 1) / kWidenedRows;
+  const int64_t passes = tiles * kPanelCols / (WidenedVectors(static_cast<int>(NextRows(rows, kWidenedRows))) * kLanes);
+  AheadOfSteps next(ahead, panel, passes * k / 2);
+  for (int64_t begin = 0; begin < k; begin += kWidenedInputs) {
+    const int64_t inputs = k - begin < kWidenedInputs ? k - begin : kWidenedInputs;
+    for (int64_t row = 0, count = 0; row < rows; row += count) {
+      count = NextRows(rows - row, kWidenedRows);
+      for (int64_t r = 0; r < count; ++r) {
+        const BF16* from = x + (row + r) * x_stride + begin;
+        float* to = widened + r * kWidenedInputs;
+        int64_t i = 0;
+        for (; i + kLanes <= inputs; i += kLanes) V::Store(to + i, V::Widen(from + i));
+        for (; i < inputs; ++i) to[i] = __builtin_bit_cast(float, static_cast<uint32_t>(from[i].bits) << 16);
+      }
+      for (int64_t col = 0; col < kPanelCols; col += WidenedVectors(static_cast<int>(count)) * kLanes) {
+        PassesOfRows::kByRows[count](widened, panel + begin * kPanelCols + 2 * col, inputs, begin == 0,
+                                     tile + row * tile_stride + col, tile_stride, next);
+      }
+    }
+  }
+}
+constexpr auto kPanelBf16 = PanelWidened;
+#endif
 
 // --------------------------------------------------------------------------------------------------------------- coded weights
 
@@ -532,7 +645,7 @@ constexpr bool kMultipliesBf16 = false;
 const Kernels kKernels = {.isa = COPPICE_ISA_NAME,
                           .multiplies_bf16 = kMultipliesBf16,
                           .panel_f32 = Panel<StepF32>,
-                          .panel_bf16 = Panel<StepBF16>,
+                          .panel_bf16 = kPanelBf16,
                           .code_input = kCodeInput,
                           .panel_coded4 = kPanelCoded4,
                           .panel_coded8 = kPanelCoded8,

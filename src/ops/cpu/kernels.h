@@ -31,14 +31,22 @@ struct CodedInput {
   float* sums;     // [rows, k / 32] of the block's codes x scale
 };
 
+// What is asked for, to the second-level cache, while a panel is multiplied: some at each step, since many requests at once leave
+// no room for those that the product waits for.
+struct Ahead {
+  const std::byte* from = nullptr;
+  int64_t bytes = 0;
+};
+
 struct Kernels {
   const char* isa;
   bool multiplies_bf16;  // with an instruction for pairs of bf16
   // tile[r][c] = sum over k, in increasing order, of x[r][k] * panel[k][c]; the bits of a row do not depend on `rows`.
   // x: rows x_stride elements apart; k even for bf16; tile: kPanelCols wide, rows tile_stride apart.
-  void (*panel_f32)(const float* x, int64_t x_stride, int64_t rows, const float* panel, int64_t k, float* tile,
-                    int64_t tile_stride);
-  void (*panel_bf16)(const BF16* x, int64_t x_stride, int64_t rows, const BF16* panel, int64_t k, float* tile, int64_t tile_stride);
+  void (*panel_f32)(const float* x, int64_t x_stride, int64_t rows, const float* panel, int64_t k, float* tile, int64_t tile_stride,
+                    Ahead ahead);
+  void (*panel_bf16)(const BF16* x, int64_t x_stride, int64_t rows, const BF16* panel, int64_t k, float* tile, int64_t tile_stride,
+                     Ahead ahead);
   // The same with coded weights: sums over a block are exact integers. Null where the instruction set has no gain to offer.
   // ahead: while the panel is read, what lies so many bytes behind it is asked for, to the second-level cache.
   void (*code_input)(const BF16* x, int64_t k, int16_t* codes, float* scales, float* sums);  // one row, k a multiple of 32

@@ -66,7 +66,7 @@ OneDnnTiles::OneDnnTiles(int num_workers) : library_(std::make_unique<Library>()
 
 OneDnnTiles::~OneDnnTiles() = default;
 
-const OneDnnTiles::Plan* OneDnnTiles::Prepare(DType dtype, int64_t k, int64_t panels) {
+const OneDnnTiles::Plan* OneDnnTiles::Prepare(DType dtype, int64_t k, int64_t panels, Units units) {
   if (const auto found = plans_.find(Key{dtype, k, panels}); found != plans_.end()) return found->second.get();
   ExpectRoomForCode();
   const auto entry = plans_.try_emplace(Key{dtype, k, panels}).first;
@@ -85,8 +85,9 @@ const OneDnnTiles::Plan* OneDnnTiles::Prepare(DType dtype, int64_t k, int64_t pa
       attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
       const dnnl::matmul::primitive_desc primitive(desc, attributes, library_->engine);
       const std::string_view name = primitive.impl_info_str();
-      if (!name.starts_with("brg:")) return nullptr;
-      plan->matrix_units = plan->matrix_units && name.find("amx") != name.npos;
+      const bool matrix_units = name.find("amx") != name.npos;
+      if (!name.starts_with("brg:") || (units == Units::kMatrix && !matrix_units)) return nullptr;
+      plan->matrix_units = plan->matrix_units && matrix_units;
       Plan::RowClass& row_class = plan->classes[i];
       row_class.primitive = dnnl::matmul(primitive);
       row_class.workers.resize(library_->streams.size());

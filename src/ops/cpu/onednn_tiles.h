@@ -26,9 +26,14 @@ class OneDnnTiles {
   explicit OneDnnTiles(int num_workers);
   ~OneDnnTiles();
 
+  enum class Units : uint8_t {
+    kAny,
+    kMatrix,  // none where the library would not use them, at no cost
+  };
   // Builds, or finds, the kernels for x [rows, k] (dense) times `panels` panels. Null where the library has only slow generic code
-  // (before AVX-512, or bf16 before AVX-512 BF16). Costs a millisecond or so the first time.
-  const Plan* Prepare(DType dtype, int64_t k, int64_t panels);
+  // (before AVX-512, or bf16 before AVX-512 BF16), or not those asked for. Costs a millisecond or so the first time. One kind of
+  // kernels is asked for in the life of this object.
+  const Plan* Prepare(DType dtype, int64_t k, int64_t panels, Units units);
 
   // tile [rows, panels * kPanelCols] (dense) = x times the panels at `weight`. rows: a multiple of kRowStep, at most kMaxRows.
   // Different workers may run at the same moment, also on one plan.

@@ -51,9 +51,9 @@ class PackedWeight final : public Weight {
   template <class Write>
   void ForEachElement(int64_t row, Write write) const;
 
-  // Up to this many rows of a block the panel kernels stream weights faster than oneDNN (docs/matrix_products.md has the
-  // measurement).
-  int64_t few_rows() const { return dtype_ == DType::kBF16 ? 4 : 12; }
+  // Up to this many rows of a block the panel kernels stream weights faster than oneDNN with matrix units (docs/matrix_products.md
+  // has the measurement).
+  static constexpr int64_t kFewMatrixRows = 4;
   // Up to this many rows coded weights, which are a third of the bytes, beat both.
   int64_t coded_rows() const { return code_bits_ == 0 ? 0 : matrix_units() ? 8 : 16; }
 
