@@ -209,11 +209,12 @@ Status FileReplacement::GiveTemporaryName() {
   return SystemError("name", path_);
 }
 
-Status FileReplacement::Commit() {
-  if (fsync(file_.get()) != 0) return SystemError("write to", path_);
+Status FileReplacement::Commit(Lasting lasting) {
+  if (lasting == Lasting::kYes && fsync(file_.get()) != 0) return SystemError("write to", path_);
   if (temporary_.empty()) COPPICE_RETURN_IF_ERROR(GiveTemporaryName());
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) return SystemError("replace", path_);
   temporary_.clear();
+  if (lasting == Lasting::kNo) return OkStatus();
   // The new name is lasting once the folder is on the disk; where a file system cannot say, the file is complete all the same.
   const std::filesystem::path folder = std::filesystem::path(path_).parent_path();
   const FileDescriptor directory(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -221,10 +222,10 @@ Status FileReplacement::Commit() {
   return OkStatus();
 }
 
-Status ReplaceFile(const std::string& path, std::string_view text) {
+Status ReplaceFile(const std::string& path, std::string_view text, Lasting lasting) {
   COPPICE_ASSIGN_OR_RETURN(FileReplacement file, FileReplacement::Begin(path));
   COPPICE_RETURN_IF_ERROR(file.Write(std::as_bytes(std::span(text))));
-  return file.Commit();
+  return file.Commit(lasting);
 }
 
 }  // namespace coppice

@@ -62,6 +62,9 @@ Status WriteAll(int fd, std::string_view text, const std::string& path);
 // file could be written.
 Result<std::string> ResolveOutput(const std::string& path);
 
+// Whether a file that is written outlives a power cut from then on, for which the disk is waited for.
+enum class Lasting : bool { kNo, kYes };
+
 // A file that takes another's place, whole or not at all: a reader finds the old one or the new one. A kill leaves nothing behind.
 // Permissions are those of the file it replaces, else what the umask leaves of 0666.
 class FileReplacement {
@@ -75,7 +78,7 @@ class FileReplacement {
 
   Status Write(std::span<const std::byte> bytes);
   // Puts the file on the disk and into its place. Once; after an error, the old file is as it was.
-  Status Commit();
+  Status Commit(Lasting lasting = Lasting::kYes);
 
  private:
   explicit FileReplacement(std::string path) : path_(std::move(path)) {}
@@ -87,6 +90,6 @@ class FileReplacement {
 };
 
 // Replaces `path` by `text`.
-Status ReplaceFile(const std::string& path, std::string_view text);
+Status ReplaceFile(const std::string& path, std::string_view text, Lasting lasting = Lasting::kYes);
 
 }  // namespace coppice

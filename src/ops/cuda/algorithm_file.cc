@@ -1,6 +1,5 @@
 #include "ops/cuda/algorithm_file.h"
 
-#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -8,6 +7,8 @@
 #include <sstream>
 #include <system_error>
 #include <utility>
+
+#include "core/cache_folder.h"
 
 namespace coppice::ops::cuda {
 namespace {
@@ -26,17 +27,9 @@ std::optional<DType> DTypeOf(const std::string& name) {
 AlgorithmFile::AlgorithmFile(std::string path, std::string header) : path_(std::move(path)), header_(std::move(header)) { Read(); }
 
 std::string AlgorithmFile::DefaultPath(const std::string& folder, const std::string& device, size_t library_version) {
-  fs::path base = folder;
-  if (const char* set = std::getenv("COPPICE_CACHE_DIR"); base.empty() && set != nullptr) base = set;
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); base.empty() && cache != nullptr && *cache != '\0')
-    base = fs::path(cache) / "coppice";
-  if (const char* home = std::getenv("HOME"); base.empty() && home != nullptr && *home != '\0')
-    base = fs::path(home) / ".cache" / "coppice";
+  const fs::path base = folder.empty() ? CacheFolder() : folder;
   if (base.empty()) return {};
-  std::string name = "products-" + device + "-cublaslt-" + std::to_string(library_version) + ".txt";
-  for (char& c : name) {
-    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '-' && c != '.') c = '_';
-  }
+  const std::string name = AsFileName("products-" + device + "-cublaslt-" + std::to_string(library_version) + ".txt");
   return (base / name).string();
 }
 
