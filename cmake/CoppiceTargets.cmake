@@ -40,6 +40,9 @@ function(coppice_layer name)
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 endfunction()
 
+# Tests run the kernels of the CPU's instruction set, whatever is measured or was kept.
+set(COPPICE_FIXED_KERNELS COPPICE_CPU_PROBE=set:off)
+
 # coppice_test(name SOURCES ... DEPENDS ... [LABELS ...] [ARGS ...]): a GoogleTest program run by ctest as <name>.
 # COPPICE_TEST_DATA is the folder tests/data.
 function(coppice_test name)
@@ -53,7 +56,7 @@ function(coppice_test name)
   target_link_libraries(${name} PRIVATE coppice_flags ${ARG_DEPENDS} GTest::gmock GTest::gtest GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE COPPICE_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data")
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" ENVIRONMENT_MODIFICATION "${COPPICE_FIXED_KERNELS}")
   if("gpu" IN_LIST ARG_LABELS)  # one folder for scripts/check_gpu
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/gpu)
   endif()
@@ -72,7 +75,7 @@ function(coppice_python_test name file)
     list(APPEND ARG_ENVIRONMENT COPPICE=$<TARGET_FILE:coppice>)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" ENVIRONMENT "${ARG_ENVIRONMENT}" SKIP_RETURN_CODE 77
-    RUN_SERIAL ${ARG_RUN_SERIAL})
+    ENVIRONMENT_MODIFICATION "${COPPICE_FIXED_KERNELS}" RUN_SERIAL ${ARG_RUN_SERIAL})
 endfunction()
 
 # coppice_bench(name SOURCES ... DEPENDS ...): a Google Benchmark program; built with the target `benches`, never run by ctest.

@@ -68,6 +68,17 @@ TEST_P(AttentionTest, DeterministicBitsInRandomForests) {
   testing::DeterministicBitsAreThoseOfTheRequestAlone(*device_, 0, GetParam() == cpu::DetectIsa() ? 4 : 1);
 }
 
+// Dense tiles of one instruction set and stream tiles of another, as a probe may choose them.
+TEST(MixedTilesTest, RandomForestsAgreeWithOracle) {
+  if (!cpu::HasIsa(Isa::kAvx512Bf16)) GTEST_SKIP() << "this machine has one kind of bf16 tiles";
+  for (const cpu::TileForms& forms : {cpu::TileForms(Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx512Bf16),
+                                      cpu::TileForms(Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2)}) {
+    const auto device = MakeCpuTestDevice(4, forms);
+    testing::RandomForestsAgreeWithOracle(*device, testing::FromEnvironment("COPPICE_ATTENTION_SEED", 0), 50, testing::RandomCase);
+    testing::EdgeCasesAgreeWithOracle(*device);
+  }
+}
+
 // Sharing, cutting and folding cost no accuracy: against fp64, a request in a shared plan errs by no more than in a single pass
 // over its whole path. A floor of a few roundings of fp32 keeps near-exact results comparable.
 TEST_P(AttentionTest, SharingAddsNoError) {

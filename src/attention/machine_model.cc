@@ -97,8 +97,8 @@ constexpr int32_t kMostSms = 4096;
 constexpr size_t kMostBytes = 1 << 20;  // of a file; those there are have about one thousand
 
 bool IsKnown(const std::string& key) {
-  return key == "name" || key == "source" || key == "per_worker" || key == "sm" || key == "probe" || key == "short_decode" ||
-         std::ranges::any_of(kFields, [&](const auto& field) { return key == field.first; });
+  return key == "name" || key == "source" || key == "kernels" || key == "per_worker" || key == "sm" || key == "probe" ||
+         key == "short_decode" || std::ranges::any_of(kFields, [&](const auto& field) { return key == field.first; });
 }
 
 Result<double> ReadNumber(const Json& object, const std::string& key, bool may_be_zero) {
@@ -181,12 +181,13 @@ Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers) {
   for (const auto& [key, value] : object.items()) {
     const std::string& k = key;
     if (!IsKnown(k)) return InvalidArgument("machine model: unknown field '" + k + "'");
-    if ((k == "name" || k == "source") && !value.is_string()) {
+    if ((k == "name" || k == "source" || k == "kernels") && !value.is_string()) {
       return InvalidArgument("machine model: '" + k + "' is not a string");
     }
     if (k == "per_worker") per_worker = &value;
   }
   if (object.contains("name")) model.name = object["name"].get<std::string>();
+  if (object.contains("kernels")) model.kernels = object["kernels"].get<std::string>();
   if (!per_worker->is_object()) return InvalidArgument("machine model: 'per_worker' is not an object");
   for (const auto& [key, value] : per_worker->items()) {
     const std::string& k = key;
@@ -230,8 +231,9 @@ Result<MachineModel> ParseMachineModel(std::string_view json, int32_t workers) {
 }
 
 void PutMachineModel(const MachineModel& model, nlohmann::ordered_json* object) {
-  *object = OrderedObject(1 + std::size(kFields) + 3);
+  *object = OrderedObject(1 + std::size(kFields) + 4);
   (*object)["name"] = model.name;
+  if (!model.kernels.empty()) (*object)["kernels"] = model.kernels;
   for (const auto& [key, field] : kFields) (*object)[key] = model.*field;
   if (model.sm.num_sms > 0) {
     nlohmann::ordered_json& sm = (*object)["sm"] = OrderedObject(1 + std::size(kSmFields));

@@ -71,6 +71,7 @@ struct ShortDecodeRates {
 struct MachineModel {
   std::string name = "generic";
   std::string scaled_from;        // the model that these rates were scaled from, where none were measured on the device; in no file
+  std::string kernels;            // a CPU's: the instruction set of the tiles whose rates these are, as COPPICE_CPU_ISA names it
   double read_bytes_per_s = 0;    // KV from memory
   double cache_bytes_per_s = 0;   // KV that another item of the same step has just read (L3 / L2)
   double cache_bytes = 0;         // how much of it that cache holds; infinite (null in JSON): what is read again is always there

@@ -126,6 +126,7 @@ Result<MachineModel> CalibrateCpu(Executor& executor, cpu::Isa isa) {
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeCpuBackend(&executor, isa));
   MachineModel model;
   model.name = "measured " + std::string(cpu::HostCpuModelName()) + ", " + std::to_string(workers) + " workers";
+  model.kernels = cpu::Name(isa);
   model.read_bytes_per_s = roofline.read_bytes_per_s;
   model.cache_bytes_per_s = roofline.cache_bytes_per_s;
   model.cache_bytes = 0.6 * static_cast<double>(cpu::CacheBytes(3, 26u << 20));  // the rest is weights and activations

@@ -34,6 +34,7 @@
 #include "cli/compare_command.h"
 #include "cli/eval/eval_command.h"
 #include "cli/help_command.h"
+#include "cli/inspect_kernels.h"
 #include "cli/inspect_model.h"
 #include "cli/inspect_plan.h"
 #include "cli/key_command.h"
@@ -87,10 +88,12 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
       coppice::cli::AddBatchCommand(app), coppice::cli::AddScoreCommand(app),  coppice::cli::AddTreeCommand(app),
       coppice::cli::AddPullCommand(app),  coppice::cli::AddModelsCommand(app),
   };
-  CLI::App* const inspect = add_group("inspect", "Show what a model file holds or what the attention planner decides");
+  CLI::App* const inspect =
+      add_group("inspect", "Show what a model file holds, what the attention planner decides, or which kernels run");
   CLI::App* const eval = add_group("eval", "Measure accuracy: perplexity, needles, multiple choice, code");
   CLI::App* const bench = add_group("bench", "Measure this machine");
   const Command others[] = {
+      coppice::cli::AddInspectKernelsCommand(*inspect),
       coppice::cli::AddInspectModelCommand(*inspect),
       coppice::cli::AddInspectPlanCommand(*inspect),
       coppice::cli::AddBenchAttentionCommand(*bench),

@@ -156,7 +156,7 @@ class OtherErrorsTest(unittest.TestCase):
 
     def test_help_and_version(self):
         self.assertRegex(coppice("--version").stdout,
-                         r"\Acoppice 0\.2\.0( \([0-9a-f]{10,}\))?\nCPU: kernels for \w+ \(products\), [\w-]+ \(attention\)\nCUDA: .+\nConstrained output: (yes|not in this build.*)\n\Z")
+                         r"\Acoppice 0\.2\.0( \([0-9a-f]{10,}\))?\nCPU: kernels for \w+ \(products\), [\w-]+ \(attention\)\nMeasured to be faster: of products none \(.+\), of attention none \(.+\); see coppice inspect kernels\nCUDA: .+\nConstrained output: (yes|not in this build.*)\n\Z")
         help_text = coppice("run", "--help")
         self.assertEqual(help_text.returncode, 0)
         for option in ("--prompt-file", "--sharing", "--rank", "--baseline"):

@@ -28,8 +28,8 @@ class HostMemory final : public DeviceMemory {
 
 class CpuTestDevice final : public TestDevice {
  public:
-  CpuTestDevice(int num_threads, cpu::Isa isa)
-      : isa_(isa), pool_(num_threads), backend_(std::move(MakeCpuBackend(&pool_, isa)).value()) {}
+  CpuTestDevice(int num_threads, const cpu::TileForms& forms)
+      : isa_(forms.dense), pool_(num_threads), backend_(std::move(MakeCpuBackend(&pool_, forms)).value()) {}
   Backend& backend() override { return *backend_; }
   std::unique_ptr<DeviceMemory> Allocate(size_t bytes) override { return std::make_unique<HostMemory>(bytes); }
   bool HasIntegerProducts(const AttentionSpec& spec) const override {
@@ -39,7 +39,7 @@ class CpuTestDevice final : public TestDevice {
   }
 
  private:
-  cpu::Isa isa_;
+  cpu::Isa isa_;  // of dense tiles
   ThreadPool pool_;
   std::unique_ptr<Backend> backend_;
 };
@@ -82,8 +82,8 @@ void FillRow(std::byte* base, DType dtype, int64_t offset, int32_t count, uint64
 
 }  // namespace
 
-std::unique_ptr<TestDevice> MakeCpuTestDevice(int num_threads, cpu::Isa isa) {
-  return std::make_unique<CpuTestDevice>(num_threads, isa);
+std::unique_ptr<TestDevice> MakeCpuTestDevice(int num_threads, const cpu::TileForms& forms) {
+  return std::make_unique<CpuTestDevice>(num_threads, forms);
 }
 
 std::string CaseOptions::ToString() const {

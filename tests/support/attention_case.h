@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/backend.h"
-#include "attention/cpu/cpu_features.h"
+#include "attention/cpu/tile_forms.h"
 #include "attention_tools/reference.h"
 #include "tests/support/random_forest.h"
 
@@ -36,7 +36,7 @@ class TestDevice {
 };
 
 // Four threads, so that work is handed around even on a small machine. `isa` at most what the machine has.
-std::unique_ptr<TestDevice> MakeCpuTestDevice(int num_threads = 4, cpu::Isa isa = cpu::DetectIsa());
+std::unique_ptr<TestDevice> MakeCpuTestDevice(int num_threads = 4, const cpu::TileForms& forms = cpu::DetectIsa());
 
 enum class KvLayout : uint8_t { kNative, kNhd, kSeparate };
 

@@ -17,16 +17,14 @@ namespace {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(Executor* executor, cpu::Isa isa) : executor_(executor), isa_(isa) {
-    if (auto model = ShippedMachineModel(cpu::HostCpuModelName(), executor->num_workers()); model.ok())
-      machine_ = *std::move(model);
-  }
+  CpuBackend(Executor* executor, const cpu::TileForms& forms, MachineModel machine)
+      : executor_(executor), forms_(forms), machine_(std::move(machine)) {}
 
   DeviceKind device() const override { return DeviceKind::kCpu; }
   const MachineModel& machine() const override { return machine_; }
 
   Result<BackendTraits> Traits(const AttentionSpec& spec, const PlanCapacity&) const override {
-    const cpu::TileKernels kernels = cpu::SelectKernels(isa_, spec);
+    const cpu::TileKernels kernels = cpu::SelectKernels(forms_, spec);
     return BackendTraits{
         .workers = executor_->num_workers(),
         .dense_tile_rows = kernels.dense.row_multiple,
@@ -46,7 +44,7 @@ class CpuBackend final : public Backend {
 
   Result<std::unique_ptr<PlanExecutor>> MakeExecutor(const AttentionSpec& spec, const PlanCapacity& capacity,
                                                      const PlanSizes& sizes, const MachineModel&) override {
-    return cpu::CpuPlanExecutor::Create(executor_, cpu::SelectKernels(isa_, spec), spec, capacity, sizes);
+    return cpu::CpuPlanExecutor::Create(executor_, cpu::SelectKernels(forms_, spec), spec, capacity, sizes);
   }
 
   Result<std::unique_ptr<BoundKv>> BindKv(const AttentionSpec& spec, const KvLayerView& view) override {
@@ -69,7 +67,7 @@ class CpuBackend final : public Backend {
 
  private:
   Executor* executor_;
-  cpu::Isa isa_;
+  cpu::TileForms forms_;
   MachineModel machine_;
 };
 
@@ -80,9 +78,16 @@ Result<std::unique_ptr<Context>> Context::CreateCpu(Executor* executor) {
   return std::unique_ptr<Context>(std::move(backend));
 }
 
-Result<std::unique_ptr<Backend>> MakeCpuBackend(Executor* executor, cpu::Isa isa) {
+Result<std::unique_ptr<Backend>> MakeCpuBackend(Executor* executor, const cpu::TileForms& forms) {
   if (executor == nullptr) return InvalidArgument("CreateCpu: executor is null; pass the threads that kernels may use");
-  return std::unique_ptr<Backend>(new CpuBackend(executor, isa));
+  MachineModel machine;
+  if (auto model = ShippedMachineModel(cpu::HostCpuModelName(), executor->num_workers()); model.ok()) machine = *std::move(model);
+  return std::unique_ptr<Backend>(new CpuBackend(executor, forms, std::move(machine)));
+}
+
+Result<std::unique_ptr<Backend>> MakeCpuBackend(Executor* executor) {
+  if (executor == nullptr) return MakeCpuBackend(executor, cpu::TileForms());
+  return std::unique_ptr<Backend>(new CpuBackend(executor, cpu::HostTileForms(), cpu::HostMachineModel(executor->num_workers())));
 }
 
 }  // namespace coppice::attention

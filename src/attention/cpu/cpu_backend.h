@@ -5,11 +5,13 @@
 #include <memory>
 
 #include "attention/backend.h"
-#include "attention/cpu/cpu_features.h"
+#include "attention/cpu/tile_forms.h"
 
 namespace coppice::attention {
 
-// `executor` outlives the backend. INVALID_ARGUMENT if it is null. REQUIRES: isa <= cpu::DetectIsa().
-Result<std::unique_ptr<Backend>> MakeCpuBackend(Executor* executor, cpu::Isa isa = cpu::DetectIsa());
+// `executor` outlives the backend. INVALID_ARGUMENT if it is null. REQUIRES: the CPU has the instruction sets of `forms`.
+Result<std::unique_ptr<Backend>> MakeCpuBackend(Executor* executor, const cpu::TileForms& forms);
+// With HostTileForms().
+Result<std::unique_ptr<Backend>> MakeCpuBackend(Executor* executor);
 
 }  // namespace coppice::attention

@@ -31,22 +31,27 @@ bool CpuHasAmxBf16() {
   return (edx & kAmxBf16) && (edx & kAmxTile);
 }
 
-bool CpuHasAvxVnni() { return __builtin_cpu_supports("avxvnni"); }
-
 Isa Detect() {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return Isa::kBaseline;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (!avx512) return CpuHasAvxVnni() ? Isa::kAvxVnni : Isa::kAvx2;
+  if (!avx512) return __builtin_cpu_supports("avxvnni") ? Isa::kAvxVnni : Isa::kAvx2;
   if (!__builtin_cpu_supports("avx512bf16")) return Isa::kAvx512;
   return CpuHasAmxBf16() && RequestTileState() ? Isa::kAmxBf16 : Isa::kAvx512Bf16;
 }
 #else
-bool CpuHasAvxVnni() { return false; }
 Isa Detect() { return Isa::kBaseline; }
 #endif
 
 }  // namespace
+
+bool CpuHasAvxVnni() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avxvnni");
+#else
+  return false;
+#endif
+}
 
 bool CpuHasAvx512Vnni() {
 #if defined(__x86_64__)
@@ -57,6 +62,8 @@ bool CpuHasAvx512Vnni() {
 }
 
 std::string_view Name(Isa isa) { return kNames[static_cast<size_t>(isa)]; }
+
+Isa BestIsa() { return Detect(); }
 
 Isa DetectIsa() {
   const Isa best = Detect();

@@ -13,9 +13,12 @@ namespace coppice::attention::cpu {
 enum class Isa : uint8_t { kBaseline, kAvx2, kAvxVnni, kAvx512, kAvx512Bf16, kAmxBf16 };
 std::string_view Name(Isa isa);
 
-// The best of them here, AMX only if the system grants its tile registers to this process. COPPICE_CPU_ISA (baseline, avx2,
-// avxvnni, avx512, avx512-bf16, amx-bf16) lowers it, for tests and comparisons; what the CPU lacks is never chosen.
+// The best of them here, AMX only if the system grants its tile registers to this process.
+Isa BestIsa();
+// The same, lowered by COPPICE_CPU_ISA (baseline, avx2, avxvnni, avx512, avx512-bf16, amx-bf16), for tests and comparisons; what
+// the CPU lacks is never chosen. Which tiles serve bf16 may be measured, too: tile_forms.h.
 Isa DetectIsa();
+bool CpuHasAvxVnni();
 // A CPU of Isa::kAvx512 may lack it; every CPU of a later one has it.
 bool CpuHasAvx512Vnni();
 // Whether this CPU has `isa`, and COPPICE_CPU_ISA does not leave it out.

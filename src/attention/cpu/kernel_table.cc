@@ -36,4 +36,14 @@ TileKernels SelectKernels(Isa isa, const AttentionSpec& spec) {
   return {.dense = generic, .stream = generic, .dense_min_rows = 1};
 }
 
+TileKernels SelectKernels(const TileForms& forms, const AttentionSpec& spec) {
+  if (spec.deterministic || spec.q_dtype != DType::kBF16 || spec.kv_dtype != DType::kBF16) return SelectKernels(forms.table, spec);
+  TileKernels kernels = SelectKernels(forms.dense, spec);
+  if (forms.stream != forms.dense) {
+    kernels.stream = SelectKernels(forms.stream, spec).stream;
+    kernels.stream_max_rows = 0;  // known of tiles of one set
+  }
+  return kernels;
+}
+
 }  // namespace coppice::attention::cpu

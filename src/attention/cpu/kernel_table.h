@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/cpu/cpu_features.h"
+#include "attention/cpu/tile_forms.h"
 #include "attention/cpu/tile_kernel.h"
 
 namespace coppice::attention::cpu {
@@ -15,5 +16,7 @@ struct TileKernels {
   int32_t stream_max_rows = 0;
 };
 TileKernels SelectKernels(Isa isa, const AttentionSpec& spec);
+// Of more than one set.
+TileKernels SelectKernels(const TileForms& forms, const AttentionSpec& spec);
 
 }  // namespace coppice::attention::cpu

@@ -35,10 +35,11 @@ bool AreAll(std::span<const PartShape> parts) {
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(Device* device, const Options& options, const Kernels& kernels, ProductLibrary library)
+  CpuOps(Device* device, const Options& options, const Kernels& kernels, ProductLibrary library, const ProductForms& products)
       : executor_(*device->executor()),
         deterministic_(options.deterministic),
         kernels_(kernels),
+        products_(products),
         library_(library),
         memory_(device) {
     if (library_ != ProductLibrary::kPanels) onednn_ = std::make_unique<OneDnnTiles>(executor_.num_workers());
@@ -50,8 +51,8 @@ class CpuOps final : public Ops {
     if (dtype == DType::kF16 || parts.empty()) return {};
     // Products with bf16 pairs do as many multiplications an instruction as those with blocks, and take nothing apart.
     if (AreAll<BlocksFormat>(parts)) {
-      return {.taken = kernels_.quantized != nullptr && QuantizedPanels::CanPack(in_features, parts, order),
-              .preferred = dtype == DType::kBF16 && library_ == ProductLibrary::kAuto && !kernels_.multiplies_bf16};
+      return {.taken = QuantizedPanels::CanPack(in_features, parts, order),
+              .preferred = dtype == DType::kBF16 && library_ == ProductLibrary::kAuto && !products_.bf16_many->multiplies_bf16};
     }
     return {.taken = true, .preferred = AreAll<CodedFormat>(parts) && KeepsCodes(dtype)};
   }
@@ -188,7 +189,7 @@ class CpuOps final : public Ops {
  private:
   // Whether products of few rows read codes. The deterministic mode has one kernel for every number of rows.
   bool KeepsCodes(DType dtype) const {
-    return dtype == DType::kBF16 && !deterministic_ && library_ == ProductLibrary::kAuto && kernels_.code_input != nullptr;
+    return dtype == DType::kBF16 && !deterministic_ && library_ == ProductLibrary::kAuto && products_.coded->code_input != nullptr;
   }
 
   // One worker's output of a tile product. Its own pages, so that workers never share a cache line.
@@ -215,7 +216,7 @@ class CpuOps final : public Ops {
       float* tile = workers_[worker].tile;
       if (packed.quantized() != nullptr) {
         PrefetchOutput(y, first_row, rows, column, cols);
-        MultiplyQuantized(first_row, rows, packed, precision, group, tile);
+        MultiplyQuantized(*products_.Blocks(x.rows).quantized, first_row, rows, packed, precision, group, tile);
       } else if (coded) {
         MultiplyCoded(rows, packed, group, tile);
       } else {
@@ -282,11 +283,13 @@ class CpuOps final : public Ops {
       const int64_t bytes = ahead.bytes / weight.panel_group();
       const Ahead part = {.from = ahead.from + p * bytes, .bytes = bytes};
       if (weight.dtype() == DType::kBF16) {
-        kernels_.panel_bf16(reinterpret_cast<const BF16*>(Row(x, first_row)), x.stride, rows,
-                            reinterpret_cast<const BF16*>(panels) + offset, x.cols, tile + p * kPanelCols, tile_stride, part);
+        products_.Bf16(x.rows).panel_bf16(reinterpret_cast<const BF16*>(Row(x, first_row)), x.stride, rows,
+                                          reinterpret_cast<const BF16*>(panels) + offset, x.cols, tile + p * kPanelCols,
+                                          tile_stride, part);
       } else {
-        kernels_.panel_f32(reinterpret_cast<const float*>(Row(x, first_row)), x.stride, rows,
-                           reinterpret_cast<const float*>(panels) + offset, x.cols, tile + p * kPanelCols, tile_stride, part);
+        products_.F32(x.rows).panel_f32(reinterpret_cast<const float*>(Row(x, first_row)), x.stride, rows,
+                                        reinterpret_cast<const float*>(panels) + offset, x.cols, tile + p * kPanelCols, tile_stride,
+                                        part);
       }
     }
   }
@@ -301,14 +304,14 @@ class CpuOps final : public Ops {
     }
     coded_input_ = {.codes = input_codes_.data(), .scales = input_scales_.data(), .sums = input_sums_.data()};
     for (int64_t r = 0; r < x.rows; ++r) {
-      kernels_.code_input(reinterpret_cast<const BF16*>(Row(x, r)), x.cols, coded_input_.codes + r * x.cols,
-                          coded_input_.scales + r * blocks, coded_input_.sums + r * blocks);
+      products_.coded->code_input(reinterpret_cast<const BF16*>(Row(x, r)), x.cols, coded_input_.codes + r * x.cols,
+                                  coded_input_.scales + r * blocks, coded_input_.sums + r * blocks);
     }
   }
 
   void MultiplyCoded(int64_t rows, const PackedWeight& weight, int64_t group, float* tile) {
     const int64_t tile_stride = weight.panel_group() * kPanelCols;
-    const auto multiply = weight.code_bits() == 4 ? kernels_.panel_coded4 : kernels_.panel_coded8;
+    const auto multiply = weight.code_bits() == 4 ? products_.coded->panel_coded4 : products_.coded->panel_coded8;
     const int64_t ahead = weight.CodedPanel(executor_.num_workers() * weight.panel_group()) - weight.CodedPanel(0);
     for (int64_t p = 0; p < weight.panel_group(); ++p) {
       multiply(coded_input_, rows, weight.CodedPanel(group * weight.panel_group() + p), ahead, weight.in_features(),
@@ -321,8 +324,9 @@ class CpuOps final : public Ops {
   InputPrecision PrecisionOf(const PackedWeight& weight, int64_t rows) const {
     constexpr int64_t kLeastRows = 4;
     if (!weight.coarse_input() || deterministic_ || rows < kLeastRows) return InputPrecision::kWide;
+    const QuantizedKernels& kernels = *products_.Blocks(rows).quantized;
     const auto has_narrow = [&](const QuantizedPanels::Strip& strip) {
-      return kernels_.quantized->narrow[static_cast<size_t>(strip.format)] != nullptr;
+      return kernels.narrow[static_cast<size_t>(strip.format)] != nullptr;
     };
     return std::ranges::all_of(weight.quantized()->strips(), has_narrow) ? InputPrecision::kNarrow : InputPrecision::kWide;
   }
@@ -342,18 +346,18 @@ class CpuOps final : public Ops {
                         .sums = quantized_values_.data() + x.rows * blocks,
                         .negated = quantized_sums_.data(),
                         .negated_halves = quantized_sums_.data() + x.rows * blocks};
-    const auto quantize =
-        precision == InputPrecision::kNarrow ? kernels_.quantized->quantize_narrow : kernels_.quantized->quantize_wide;
+    const QuantizedKernels& kernels = *products_.Blocks(x.rows).quantized;
+    const auto quantize = precision == InputPrecision::kNarrow ? kernels.quantize_narrow : kernels.quantize_wide;
     ForRows(x.rows, 2 * k, [&](int64_t row) { quantize(Row(x, row), x.dtype, k, quantized_input_.FromRow(row, k)); });
   }
 
-  void MultiplyQuantized(int64_t first_row, int64_t rows, const PackedWeight& weight, InputPrecision precision, int64_t group,
-                         float* tile) const {
+  void MultiplyQuantized(const QuantizedKernels& products, int64_t first_row, int64_t rows, const PackedWeight& weight,
+                         InputPrecision precision, int64_t group, float* tile) const {
     constexpr int64_t kStripsPerPanel = kPanelCols / kQuantStripCols;
     const QuantizedPanels& panels = *weight.quantized();
     const int64_t strips = weight.panel_group() * kStripsPerPanel, k = weight.in_features();
     const QuantizedInput input = quantized_input_.FromRow(first_row, k);
-    const auto& kernels = precision == InputPrecision::kNarrow ? kernels_.quantized->narrow : kernels_.quantized->wide;
+    const auto& kernels = precision == InputPrecision::kNarrow ? products.narrow : products.wide;
     for (int64_t s = 0; s < strips; ++s) {
       const int64_t strip = group * strips + s;
       const auto multiply = kernels[static_cast<size_t>(panels.format(strip))];
@@ -395,7 +399,8 @@ class CpuOps final : public Ops {
 
   Executor& executor_;
   const bool deterministic_;
-  const Kernels& kernels_;
+  const Kernels& kernels_;  // all but products
+  const ProductForms products_;
   const ProductLibrary library_;
   PackedWeight::Memory memory_;
   std::unique_ptr<OneDnnTiles> onednn_;  // null: panel kernels only
@@ -412,14 +417,21 @@ class CpuOps final : public Ops {
 
 }  // namespace
 
+std::unique_ptr<Ops> MakeCpuOps(Device* device, const Ops::Options& options, const Kernels& kernels, ProductLibrary library,
+                                const ProductForms& products) {
+  return std::make_unique<CpuOps>(device, options, kernels, library, products);
+}
+
 std::unique_ptr<Ops> MakeCpuOps(Device* device, const Ops::Options& options, const Kernels& kernels, ProductLibrary library) {
-  return std::make_unique<CpuOps>(device, options, kernels, library);
+  return MakeCpuOps(device, options, kernels, library, ProductForms::Of(kernels));
 }
 
 Result<std::unique_ptr<Ops>> CreateCpuOps(Device* device, const Ops::Options& options) {
   if (device->executor() == nullptr)
     return InvalidArgument("the CPU device has no executor; create it with one, such as a ThreadPool");
-  return MakeCpuOps(device, options, SelectKernels(), ProductLibrary::kAuto);
+  const Kernels& kernels = SelectKernels();
+  return MakeCpuOps(device, options, kernels, ProductLibrary::kAuto,
+                    options.deterministic ? ProductForms::Of(kernels) : HostProductForms());
 }
 
 }  // namespace coppice::ops

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/product_forms.h"
 #include "ops/ops.h"
 
 namespace coppice::ops {
@@ -15,7 +16,9 @@ enum class ProductLibrary : uint8_t {
   kOneDnn,  // oneDNN for any number of rows, where it has fast kernels
 };
 
-// REQUIRES: a CPU device with an executor; it outlives the result.
+// REQUIRES: a CPU device with an executor; it outlives the result. `products`: what multiplies, in place of `kernels` alone.
+std::unique_ptr<Ops> MakeCpuOps(Device* device, const Ops::Options& options, const Kernels& kernels, ProductLibrary library,
+                                const ProductForms& products);
 std::unique_ptr<Ops> MakeCpuOps(Device* device, const Ops::Options& options, const Kernels& kernels, ProductLibrary library);
 // As Ops::Create.
 Result<std::unique_ptr<Ops>> CreateCpuOps(Device* device, const Ops::Options& options);

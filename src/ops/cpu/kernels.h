@@ -76,7 +76,8 @@ struct Kernels {
 };
 
 // The best that this machine runs. COPPICE_CPU_ISA in the environment lowers the choice (tests, bug reports): baseline (x86-64-v2
-// here), avx2, avxvnni or avx512, as in attention/cpu/cpu_features.h; its other names leave the best.
+// here), avx2, avxvnni or avx512, as in attention/cpu/cpu_features.h; its other names leave the best. Products may take others that
+// were measured to be faster: product_forms.h.
 const Kernels& SelectKernels();
 // All that this machine runs, best first.
 std::span<const Kernels* const> SupportedKernels();
