@@ -26,7 +26,7 @@ class Router:
         self.url, self.log = f"http://127.0.0.1:{free_port()}", tempfile.TemporaryFile("w+")
         self.command = [sys.executable, "-m", f"{package}.launch_router", "--host", "127.0.0.1", "--port", self.url.rpartition(":")[2], "--prometheus-host",
                         "127.0.0.1", "--prometheus-port", str(free_port()), "--policy", "cache_aware", "--balance-abs-threshold", "2",
-                        "--balance-rel-threshold", "1.1", "--worker-urls", *(server.url for server in servers)]
+                        "--balance-rel-threshold", "1.1", "--cb-failure-threshold", "2", "--worker-urls", *(server.url for server in servers)]
 
     def __enter__(self):
         environment = {**os.environ, "PYTHONPATH": PACKAGES}
@@ -69,7 +69,7 @@ class RoutersTest(unittest.TestCase):
         for package in ("vllm_router", "sglang_router"):
             one, other = (Server("--threads", 1, model=model) for _ in range(2))
             with self.subTest(package), one, other, Router(package, (one, other)) as router:
-                self.assertIn("data", json.loads(router.ask("/v1/models")))
+                self.assertEqual([entry["id"] for entry in json.loads(router.ask("/v1/models"))["data"]], [self.model])
                 found = [[json.loads(self.chat(router, group, turn))["usage"]["prompt_tokens_details"]["cached_tokens"] for turn in range(TURNS)]
                          for group in range(GROUPS)]
                 for cached in found:
