@@ -23,13 +23,16 @@ from trl.generation.vllm_client import VLLMClient
 
 
 class CoppiceClient(VLLMClient):
-    """Brings weights through a segment of shared memory, a bucket at a time, and names the token ids that it generates from.
+    """Brings weights through a segment of shared memory, a bucket at a time, and names the token ids that it generates from. Where trainer
+    and server have GPUs of one machine, CoppiceClient.weights_class = CudaWeights leaves the host out.
 
     `api_key`: of role trainer, where the server has keys; the default is the environment's COPPICE_API_KEY."""
 
+    weights_class = SharedWeights
+
     def __init__(self, *args, api_key=None, bucket_bytes=BUCKET_BYTES, **kwargs):
         self.api_key = api_key or os.environ.get("COPPICE_API_KEY")
-        self.weights = SharedWeights(self._send, bucket_bytes)
+        self.weights = self.weights_class(self._send, bucket_bytes)
         self.steps = 0  # updates of weights
         super().__init__(*args, **kwargs)
 
@@ -48,10 +51,10 @@ class CoppiceClient(VLLMClient):
     # ---- weights
 
     def init_communicator(self, device=0):
-        """There is no group to join: whether the server takes weights by shared memory is asked, and nothing else."""
+        """There is no group to join: whether the server takes weights in this way is asked, and nothing else."""
         if self.get_server_info()["weight_transfer_config"] is None:
             raise RuntimeError(f"the server at {self.base_url} takes no weights; start it with `coppice serve --trainer`")
-        self._post(f"{self.base_url}/init_weight_transfer_engine", json={"init_info": {"transport": "shared_memory"}})
+        self._post(f"{self.base_url}/init_weight_transfer_engine", json={"init_info": {"transport": self.weights.transport}})
 
     def update_named_params(self, metadata, named_params):
         """Names, dtypes and shapes go with each bucket, whatever `metadata` says of them."""

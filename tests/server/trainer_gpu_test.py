@@ -1,6 +1,7 @@
 """`coppice serve --trainer` on a GPU: weights that lie in the memory of another process on that GPU, named by CUDA IPC handles. Skipped
 where there is no GPU."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -75,6 +76,27 @@ class TrainerGpuTest(unittest.TestCase):
             self.assertEqual(tokens(server), other)
             self.post(server, "/update_weights", self.info(memory.pointer, names))
             self.assertEqual(tokens(server), loaded)
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "torch is not installed")
+    def test_weights_of_torch(self):
+        import torch
+        from shared_weights import CudaWeights
+
+        dtypes = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+        with Server("--trainer") as server:
+            loaded = tokens(server)
+            weights = CudaWeights(lambda info: self.post(server, "/update_weights", {"update_info": info}), bucket_bytes=1 << 16)
+            self.post(server, "/init_weight_transfer_engine", {"init_info": {"transport": weights.transport}})
+            for content, differs in ((self.other, True), (self.loaded, False)):
+                self.post(server, "/start_weight_update", {})
+                for name, tensor in self.header.items():
+                    begin, end = tensor["data_offsets"]
+                    values = torch.frombuffer(bytearray(content[begin:end]), dtype=dtypes[tensor["dtype"]]).reshape(tensor["shape"])
+                    weights.add(name, values.cuda())
+                weights.flush()
+                self.post(server, "/finish_weight_update", {})
+                self.assertEqual(tokens(server) != loaded, differs)
+            weights.close()
 
     def test_what_is_refused_changes_nothing(self):
         names = sorted(self.header)
