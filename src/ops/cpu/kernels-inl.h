@@ -68,27 +68,17 @@ struct StepBF16 {
 };
 #endif
 
-// Each step of a product asks for some of what lies ahead: one line, or two where one is too little and two are enough. Of few
-// rows, whose steps are few, that is a part, and the processor follows by itself. Dot products of pairs make steps half as long.
-#if defined(__AVX512BF16__)
-constexpr int64_t kMostAhead = kCacheLine * 3 / 2;  // bytes a step
-#else
-constexpr int64_t kMostAhead = kCacheLine * 2;
-#endif
+// Each step of a product asks for some of what lies ahead: a part of a line where steps are many, so for most lines more than once.
 struct AheadOfSteps {
-  // `steps`: those of the whole panel. With nothing ahead: what is there already is asked for.
-  [[gnu::always_inline]] AheadOfSteps(const Ahead& ahead, const void* panel, int64_t steps)
-      : at(ahead.bytes > 0 ? reinterpret_cast<const char*>(ahead.from) : static_cast<const char*>(panel)),
-        bytes((ahead.bytes + steps - 1) / steps),
-        twice(bytes > kCacheLine && bytes <= kMostAhead) {}
+  // `steps`: those of the whole panel.
+  [[gnu::always_inline]] AheadOfSteps(const Ahead& ahead, int64_t steps)
+      : at(reinterpret_cast<const char*>(ahead.from)), bytes((ahead.bytes + steps - 1) / steps) {}
   [[gnu::always_inline]] void Step() {
-    __builtin_prefetch(at, /*write=*/0, kSecondLevel);
-    if (twice) __builtin_prefetch(at + kCacheLine, /*write=*/0, kSecondLevel);
+    for (int64_t line = 0; line < bytes; line += kCacheLine) __builtin_prefetch(at + line, /*write=*/0, kSecondLevel);
     at += bytes;
   }
   const char* at;
   int64_t bytes;  // a step
-  bool twice;
 };
 
 template <class Step, int kRows>
@@ -132,7 +122,7 @@ void Panel(const typename Step::Element* x, int64_t x_stride, int64_t rows, cons
   static constexpr Fn kByRows[kMaxRows + 1] = {
       nullptr,           PanelRows<Step, 1>, PanelRows<Step, 2>, PanelRows<Step, 3>, PanelRows<Step, 4>, PanelRows<Step, 5>,
       PanelRows<Step, 6>};
-  AheadOfSteps next(ahead, panel, (rows + kMaxRows - 1) / kMaxRows * (kPanelCols / kPassCols) * (k / Step::kDepth));
+  AheadOfSteps next(ahead, (rows + kMaxRows - 1) / kMaxRows * (kPanelCols / kPassCols) * (k / Step::kDepth));
   for (int64_t r = 0, count = 0; r < rows; r += count) {
     count = NextRows(rows - r, kMaxRows);
     kByRows[count](x + r * x_stride, x_stride, panel, k, tile + r * tile_stride, tile_stride, next);
@@ -209,7 +199,7 @@ void PanelWidened(const BF16* x, int64_t x_stride, int64_t rows, const BF16* pan
   alignas(64) float widened[kWidenedRows * kWidenedInputs];
   const int64_t tiles = (rows + kWidenedRows - 1) / kWidenedRows;
   const int64_t passes = tiles * kPanelCols / (WidenedVectors(static_cast<int>(NextRows(rows, kWidenedRows))) * kLanes);
-  AheadOfSteps next(ahead, panel, passes * k / 2);
+  AheadOfSteps next(ahead, passes * k / 2);
   for (int64_t begin = 0; begin < k; begin += kWidenedInputs) {
     const int64_t inputs = k - begin < kWidenedInputs ? k - begin : kWidenedInputs;
     for (int64_t row = 0, count = 0; row < rows; row += count) {
