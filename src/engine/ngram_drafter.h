@@ -1,5 +1,6 @@
-// Drafts by prompt lookup: what followed the sequence's last tokens where they occurred before, in its prompt or in its own text.
-// Costs no forward pass; helps where the answer repeats its source. Layer: engine.
+// Drafts by prompt lookup: what followed the sequence's last tokens where they occurred before, in its prompt, in its own text or
+// in that of another sample of its request. Costs no forward pass; helps where the answer repeats its source, and where samples say
+// what others have said. Layer: engine.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +13,31 @@
 
 namespace coppice {
 
-// Where each pair of neighbouring tokens of a stretch of text occurred. Thread-compatible.
+// Where each pair of neighbouring tokens occurred in the texts of a request: its prompt, and what its samples have generated. One
+// index for all of them. Thread-compatible.
 class BigramIndex {
  public:
-  // The stretch begins with the pair whose second token is at index `first`.
-  explicit BigramIndex(int32_t first) : first_(first) {}
+  static constexpr int32_t kPrompt = -1;  // in place of a sample
+  // Where a pair ends: at kv index `end` of a sample, or of the prompt.
+  struct Place {
+    int32_t sample = kPrompt, end = 0;
+  };
 
-  // The pair that ends at end() is (a, b).
-  void Append(int32_t a, int32_t b);
-  // Where the pair at the end of the next Append will end.
-  int32_t end() const { return first_ + static_cast<int32_t>(previous_.size()); }
-  // The last index at which (a, b) ends; -1: nowhere.
+  // The pair (a, b) stands at `place`.
+  void Append(int32_t a, int32_t b, const Place& place);
+  // Of the prompt, the kv index at which the next pair ends.
+  int32_t prompt_end() const { return prompt_end_; }
+  // The place that was appended last for (a, b), as a number; -1: none.
   int32_t Last(int32_t a, int32_t b) const;
-  // The one before that, for the same pair.
-  int32_t Previous(int32_t index) const { return previous_[index - first_]; }
+  // The one before that, of the same pair.
+  int32_t Previous(int32_t number) const { return previous_[number]; }
+  const Place& At(int32_t number) const { return places_[number]; }
 
  private:
-  int32_t first_;
+  int32_t prompt_end_ = 1;
   std::unordered_map<uint64_t, int32_t> last_;
-  std::vector<int32_t> previous_;  // by index - first_
+  std::vector<int32_t> previous_;  // by number, like places_
+  std::vector<Place> places_;
 };
 
 class NgramDrafter final : public Drafter {
@@ -41,13 +48,14 @@ class NgramDrafter final : public Drafter {
   explicit NgramDrafter(const Options& options) : options_(options) {}
 
   // Among the last 32 places at which the last two tokens occurred, those come first whose text before agrees longest (up to 8
-  // tokens), then the latest.
+  // tokens), then those of the sample itself, then the latest.
   Status Propose(std::span<const DraftRequest> requests) override;
   bool guesses_freely() const override { return true; }
 
  private:
   struct Place {
-    int32_t matched = 0, next = 0;  // tokens that agree; index of what followed
+    const Sequence* text = nullptr;  // whose
+    int32_t matched = 0, next = 0;   // tokens that agree; index of what followed
   };
   void Guess(const DraftRequest& request);
 

@@ -61,7 +61,7 @@ struct alignas(kCacheLine) Sequence {
   bool has_penalties = false;   // of sampling()
   // The rest.
   std::shared_ptr<const SamplingParams> own_sampling;  // null: the request's
-  std::unique_ptr<BigramIndex> bigrams;                // of what it generated; NgramDrafter
+  int32_t indexed = 0;                                 // kv index before which the pairs of its output are in RequestState::bigrams
   int32_t overtaken = 0;                               // AdmissionOrder: what was admitted before it whose turn was later
   std::shared_ptr<TextGroup> text_group;               // AdmissionOrder: while it waits and its request has not begun
   uint64_t arrival = 0, called_until = 0, round = 0;   // AdmissionOrder; arrivals count from 1
@@ -140,10 +140,10 @@ struct alignas(kCacheLine) RequestState {
   int32_t next_index = 0;  // of the sequence that comes next
   PromptScores scores;
   std::optional<Clock::time_point> deadline;
-  std::unique_ptr<BigramIndex> prompt_bigrams;  // NgramDrafter
-  int64_t turn = 0;                             // place in line: FairQueue
-  GroupState* group = nullptr;                  // of params.group, or null
-  FairShare* share = nullptr;                   // of params.share_of, while one of its sequences waits or runs
+  std::unique_ptr<BigramIndex> bigrams;  // of the prompt and of all outputs; NgramDrafter
+  int64_t turn = 0;                      // place in line: FairQueue
+  GroupState* group = nullptr;           // of params.group, or null
+  FairShare* share = nullptr;            // of params.share_of, while one of its sequences waits or runs
 
   bool has_begun() const { return listener->begun(); }
   int32_t prompt_length() const { return static_cast<int32_t>(params.prompt_ids.size()); }

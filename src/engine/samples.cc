@@ -107,6 +107,7 @@ Result<std::vector<SampleId>> Samples::Fork(RequestState* request, int32_t index
   for (int32_t i = 0; i < options.n; ++i) {
     Sequence* const child = request->AddSequence();
     child->generated = generated;
+    child->indexed = std::min(parent->indexed, request->prompt_length() + kept);  // its parent's text is there
     child->limit = Clamp(limit);
     if (options.seed) child->stream = i;
     child->own_sampling = sampling;

@@ -98,6 +98,35 @@ TEST(Speculative, GreedyTextIsThatWithoutDraftsInEveryModeAndPageSize) {
   }
 }
 
+// Six samples that say the same, two at a time: what the first two say is what the others are asked to verify. A sample alone finds
+// nothing of that kind in its own text, whose tokens are all different pairs.
+TEST(Speculative, SamplesDraftWhatTheirSiblingsHaveSaid) {
+  std::vector<int64_t> steps;
+  for (const int32_t n : {1, 6}) {
+    EngineHarness harness(With({.model = {.vocab_size = 64}, .max_running = 2, .max_batch_tokens = 64}, kExact[0]));
+    harness.Submit(Greedy(Prompt(12), 40, n));
+    harness.RunToEnd();
+    for (const Output& output : harness.outputs(0)) EXPECT_EQ(output.tokens, harness.GreedyAfter(Prompt(12), 40));
+    const EngineMetrics metrics = harness.engine().Metrics();
+    EXPECT_EQ(metrics.sample_steps + metrics.accepted_draft_tokens, n * 39);
+    steps.push_back(metrics.sample_steps);
+  }
+  EXPECT_GT(steps[0], 35);                     // of 39 tokens
+  EXPECT_LT(steps[1], 2 * steps[0] + 4 * 15);  // four are done in chains of up to four drafts
+}
+
+TEST(Speculative, SiblingsThatWerePrunedAreNotLookedAt) {
+  EngineHarness harness(With({.model = {.vocab_size = 64, .num_pages = 200}, .max_running = 3, .max_batch_tokens = 64}, kExact[1]));
+  const RequestId id = harness.Submit(Greedy(Prompt(12), 30, 6));
+  for (int32_t i = 0; i < 4; ++i) {
+    harness.Step(6);
+    (void)harness.engine().Prune({id, i});
+    if (::testing::Test::HasFailure()) return;
+  }
+  harness.RunToEnd();
+  for (const int32_t i : {4, 5}) EXPECT_EQ(harness.outputs(0)[i].tokens, harness.GreedyAfter(Prompt(12), 30));
+}
+
 TEST(Speculative, TreesThatBecomeChainsBesidePromptsAreCounted) {
   const EngineConfig config = With({.model = Repetitive(), .max_batch_tokens = 64}, kExact[1]);
   EngineHarness alone(config), beside(config);
