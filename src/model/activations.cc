@@ -35,7 +35,7 @@ Result<Activations> Activations::Create(Device& device, const ModelConfig& confi
       {act.projected, DType::kF32, config.blocks.post_norms ? tokens : 0, hidden},
       {act.terms, limits.terms.value_or(dtype), limits.terms ? tokens : 0, hidden},
       {act.kept, DType::kF32, tokens / 2, hidden},
-      {act.logits_normed, dtype, logit_rows, hidden},
+      {act.logits_normed, limits.head_inputs.value_or(dtype), logit_rows, hidden},
       {act.logits, DType::kF32, logit_rows, config.vocab_size},
       {act.gathered_logits, DType::kF32, logit_rows, gathered_vocab},
   };

@@ -26,9 +26,10 @@ class Activation {
 
 struct Activations {
   struct Limits {
-    int32_t max_tokens = 0;      // T
-    int32_t max_logit_rows = 0;  // R
-    std::optional<DType> terms;  // what ranks add up is kept apart, in this dtype
+    int32_t max_tokens = 0;            // T
+    int32_t max_logit_rows = 0;        // R
+    std::optional<DType> head_inputs;  // the output projection's are of this dtype; none: as those of the others
+    std::optional<DType> terms;        // what ranks add up is kept apart, in this dtype
   };
   // `config`: of the rank; `dtype`: of product inputs; `gathered_vocab`: of the model, where this rank gathers logits, else 0.
   static Result<Activations> Create(Device& device, const ModelConfig& config, DType dtype, int64_t gathered_vocab,

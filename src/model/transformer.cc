@@ -19,11 +19,12 @@ Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint&
   Device& device = *options.device;
   std::unique_ptr<FamilyTransformer> transformer(new FamilyTransformer(checkpoint.config(), options));
   COPPICE_ASSIGN_OR_RETURN(transformer->ops_, ops::Ops::Create(&device, {.deterministic = options.deterministic}));
-  COPPICE_ASSIGN_OR_RETURN(
-      transformer->store_,
-      WeightStore::Load(checkpoint, checkpoint.config(),
-                        {.dtype = options.dtype, .keep_stored = options.keep_stored, .shard = transformer->shard_}, device,
-                        *transformer->ops_));
+  COPPICE_ASSIGN_OR_RETURN(transformer->store_, WeightStore::Load(checkpoint, checkpoint.config(),
+                                                                  {.dtype = options.dtype,
+                                                                   .head_dtype = options.head_dtype.value_or(options.dtype),
+                                                                   .keep_stored = options.keep_stored,
+                                                                   .shard = transformer->shard_},
+                                                                  device, *transformer->ops_));
   COPPICE_RETURN_IF_ERROR(transformer->MakeGroups());
   COPPICE_ASSIGN_OR_RETURN(
       transformer->act_,
@@ -31,6 +32,7 @@ Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint&
                           transformer->shard_.ranks > 1 && transformer->shard_.rank == 0 ? checkpoint.config().vocab_size : 0,
                           {.max_tokens = options.max_tokens,
                            .max_logit_rows = options.max_logit_rows,
+                           .head_inputs = options.head_dtype,
                            .terms = transformer->peers_ != nullptr ? std::optional(transformer->TermsDType()) : std::nullopt}));
   COPPICE_RETURN_IF_ERROR(transformer->LoadKernels());
   return std::unique_ptr<Transformer>(std::move(transformer));

@@ -24,8 +24,9 @@ namespace coppice {
 class Transformer {
  public:
   struct Options {
-    DType dtype = DType::kBF16;     // of product inputs, q and converted weights: kBF16 or kF32
-    std::optional<DType> kv_dtype;  // none: dtype
+    DType dtype = DType::kBF16;       // of product inputs, q and converted weights: kBF16 or kF32
+    std::optional<DType> kv_dtype;    // none: dtype
+    std::optional<DType> head_dtype;  // kF32: of the output projection's weight and input; none: dtype
     KeepStored keep_stored = KeepStored::kWhereFaster;
     Device* device = nullptr;
     Communicator* communicator = nullptr;  // of this rank: the transformer is its shard of the model. Null: one rank

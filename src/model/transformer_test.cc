@@ -21,6 +21,7 @@
 #include "core/thread_pool.h"
 #include "model/rope.h"
 #include "model/safetensors.h"
+#include "model/weight_map.h"
 
 namespace coppice {
 namespace {
@@ -58,12 +59,13 @@ std::vector<double> LogProbabilities(std::span<const float> logits) {
 class Runner {
  public:
   Runner(const std::string& fixture, DType dtype, bool deterministic, int32_t num_branches = 1, int32_t shared = 0,
-         Communicator* communicator = nullptr)
+         Communicator* communicator = nullptr, std::optional<DType> head_dtype = {})
       : shared_(shared), pool_(communicator == nullptr ? 2 : 1) {
     auto checkpoint = Checkpoint::Open(FixturePath(fixture));
     EXPECT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
     context_ = *attention::Context::CreateCpu(&pool_);
     auto model = Transformer::Create(**checkpoint, {.dtype = dtype,
+                                                    .head_dtype = head_dtype,
                                                     .device = device_.get(),
                                                     .communicator = communicator,
                                                     .max_tokens = 320,
@@ -325,6 +327,53 @@ TEST_P(FixtureTest, ReplacedWeightsGiveTheBitsOfLoadedOnes) {
       EXPECT_EQ(runner->Prefill(prompt, 20), before);
     }
   }
+}
+
+// Rows of the output projection that no token of the prompt has as an embedding are made multiples of unit vectors, so that their
+// logits are inputs of the projection: those of a head in f32 are what a head in bf16 rounds.
+TEST_P(FixtureTest, AFloat32HeadRoundsNeitherInputsNorWeights) {
+  const auto checkpoint = Checkpoint::Open(FixturePath(GetParam())).value();
+  const ModelConfig& config = checkpoint->config();
+  const auto prompt = std::span(expected_.prompt).first(20);
+  const WeightEntry head = WeightsOf(config).at({kNoLayer, config.tie_embeddings ? WeightRole::kEmbedding : WeightRole::kLmHead});
+  std::vector<size_t> rows;
+  for (int32_t row = 0; row < config.vocab_size && std::ssize(rows) < config.hidden_size; ++row) {
+    if (std::ranges::find(prompt, row) == prompt.end()) rows.push_back(static_cast<size_t>(row));
+  }
+  Runner rounding(GetParam(), DType::kBF16, true), exact(GetParam(), DType::kBF16, true, 1, 0, nullptr, DType::kF32);
+  if (!config.tie_embeddings) {
+    EXPECT_EQ(exact.model().Weights().at(head.name + ".weight").dtype, DType::kF32);
+  }
+  const size_t vocab = config.vocab_size, hidden = config.hidden_size;
+  const auto logits_with = [&](float scale) {
+    OtherWeights others(*checkpoint);
+    std::vector<float>& values = others.values.at(head.name + ".weight");
+    for (size_t k = 0; k < rows.size(); ++k) {
+      for (size_t i = 0; i < hidden; ++i) values[rows[k] * hidden + i] = i == k ? scale : 0.0f;
+    }
+    if (head.bias) std::ranges::fill(others.values.at(head.name + ".bias"), 0.0f);
+    std::vector<std::vector<float>> logits;
+    for (Runner* runner : {&rounding, &exact}) {
+      const auto source = runner->model().PrepareUpdate(others.tensors);
+      EXPECT_TRUE(source.ok() && runner->model().UpdateWeights(**source).ok());
+      runner->Restart();
+      logits.push_back(runner->Prefill(prompt, 20));
+    }
+    return logits;
+  };
+  constexpr float kFine = 1 + 1.0f / 1024;  // in bf16: 1
+  const auto plain = logits_with(1), scaled = logits_with(kFine);
+  int32_t rounded = 0;
+  for (size_t p = 0; p < prompt.size(); ++p) {
+    for (const size_t row : rows) {
+      const size_t i = p * vocab + row;
+      ASSERT_EQ(plain[0][i], BF16::FromFloat(plain[1][i]).ToFloat());
+      ASSERT_EQ(scaled[0][i], plain[0][i]);
+      ASSERT_EQ(scaled[1][i], plain[1][i] * kFine);
+      rounded += plain[0][i] != plain[1][i];
+    }
+  }
+  EXPECT_GT(rounded, 10 * std::ssize(rows));
 }
 
 // Of an update in parts, what has not come is missing until its end; after one that is given up, all that the next one lacks.

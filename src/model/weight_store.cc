@@ -29,17 +29,26 @@ struct Product {
   int32_t layer = kNoLayer;
   std::vector<WeightRole> roles;  // of the matrices
   ops::PartOrder order = ops::PartOrder::kConcatenated;
-  std::vector<RowRun> runs = {};  // where the rows of a single matrix lie, in the order of the outputs; empty: as stored
-  bool is_qkv = false;            // packed for what rotates heads
+  std::vector<RowRun> runs = {};    // where the rows of a single matrix lie, in the order of the outputs; empty: as stored
+  bool is_qkv = false;              // packed for what rotates heads
+  std::optional<DType> dtype = {};  // of the weight, which is dense then; none: that of the options
 };
+
+// The dtype of an output projection that is held apart from other weights' dtype.
+std::optional<DType> HeadDType(const WeightStore::Options& options) {
+  return options.head_dtype == options.dtype ? std::nullopt : std::optional(options.head_dtype);
+}
 
 // Calls visit(product, weight) for all products of a model, in the order in which a step reads them. `weights` have their layers.
 template <class Weights, class Visit>
-Status ForEachProduct(const ModelConfig& config, Weights* weights, Visit visit) {
+Status ForEachProduct(const ModelConfig& config, const WeightStore::Options& options, Weights* weights, Visit visit) {
   const Blocks& blocks = config.blocks;
   COPPICE_RETURN_IF_ERROR(visit(Product{.roles = {kEmbedding}}, &weights->embedding));
   if (blocks.learned_positions) COPPICE_RETURN_IF_ERROR(visit(Product{.roles = {kPositions}}, &weights->positions));
-  if (!config.tie_embeddings) COPPICE_RETURN_IF_ERROR(visit(Product{.roles = {kLmHead}}, &weights->lm_head));
+  const std::optional<DType> head_dtype = HeadDType(options);
+  if (!config.tie_embeddings || head_dtype)
+    COPPICE_RETURN_IF_ERROR(
+        visit(Product{.roles = {config.tie_embeddings ? kEmbedding : kLmHead}, .dtype = head_dtype}, &weights->lm_head));
   const Product qkv = {.roles = blocks.qkv == QkvLayout::kSeparate ? std::vector{kQ, kK, kV} : std::vector{kQkv},
                        .runs = FusedRows(config),
                        .is_qkv = true};
@@ -118,6 +127,8 @@ class PartReader {
   }
   Result<std::vector<float>> Bias(const WeightEntry& entry) const { return Vector(entry.name + ".bias", entry.shape[0]); }
 
+  DType DTypeOf(const Product& product) const { return product.dtype.value_or(options_.dtype); }
+
   // All parts of a product, in the format that the options and `ops` say. Valid until the next call, for which Release makes room.
   Result<std::vector<ops::LinearPart>> Read(const Product& product, const ops::Ops& ops) {
     COPPICE_RETURN_IF_ERROR(OpenMatrices(product));
@@ -179,6 +190,7 @@ class PartReader {
   Status OpenMatrices(const Product& product) {
     matrices_.clear();
     slices_.clear();
+    dtype_ = DTypeOf(product);
     for (const WeightRole role : product.roles) {
       Matrix& matrix = matrices_.emplace_back();
       matrix.entry = &map_.at({product.layer, role});
@@ -260,13 +272,13 @@ class PartReader {
       if (!format) return std::nullopt;
       shapes.push_back({slice.part_rows(), *format});
     }
-    return ops.Accepts(shapes, options_.dtype, matrices_.front().cols.padded, product.order);
+    return ops.Accepts(shapes, dtype_, matrices_.front().cols.padded, product.order);
   }
 
   bool ChoosesBlocks(const Product& product, const ops::Ops& ops) {
-    if (options_.keep_stored == KeepStored::kNone) return false;
+    if (options_.keep_stored == KeepStored::kNone || product.dtype) return false;
     // The output projection's products are the logits themselves: an error there is not averaged by anything behind it.
-    const bool coarse_input = config_.blocks.coarse_inputs && product.layer != kNoLayer && options_.dtype == DType::kBF16;
+    const bool coarse_input = config_.blocks.coarse_inputs && product.layer != kNoLayer && dtype_ == DType::kBF16;
     const auto blocks_of = [&](const Matrix& matrix) -> std::optional<ops::WeightFormat> {
       const std::optional<ops::BlockFormat> format = FormatOf(matrix.tensor->type);
       if (!format || !HasWholeBlocks(matrix, Traits(matrix.tensor->type).block_elements)) return std::nullopt;
@@ -279,7 +291,7 @@ class PartReader {
   }
 
   bool ChoosesCodes(const Product& product, const ops::Ops& ops) const {
-    if (options_.keep_stored != KeepStored::kWhereFaster) return false;
+    if (options_.keep_stored != KeepStored::kWhereFaster || product.dtype) return false;
     const auto codes_of = [](const Matrix& matrix) -> std::optional<ops::WeightFormat> {
       const int32_t bits = CodeBits(matrix.tensor->type);
       if (bits == 0 || !HasWholeBlocks(matrix, ops::kCodeBlock)) return std::nullopt;
@@ -308,8 +320,8 @@ class PartReader {
 
   // Whether parts lie in the source as Ops::Pack takes them.
   bool IsReadInPlace(const Matrix& matrix) const {
-    return matrix.tensor->type == StoredTypeOf(options_.dtype) && AreRowsOfSource(matrix) &&
-           reinterpret_cast<uintptr_t>(matrix.tensor->data.data()) % SizeOf(options_.dtype) == 0;
+    return matrix.tensor->type == StoredTypeOf(dtype_) && AreRowsOfSource(matrix) &&
+           reinterpret_cast<uintptr_t>(matrix.tensor->data.data()) % SizeOf(dtype_) == 0;
   }
 
   // The tensor with its data in host memory, in `copy` where it lies elsewhere.
@@ -323,11 +335,11 @@ class PartReader {
     return on_host;
   }
 
-  // In the compute dtype, in the source or in the staging buffer.
+  // In the product's dtype, in the source or in the staging buffer.
   Status ReadDense() {
     int64_t staged = 0;
     for (Matrix& matrix : matrices_) {
-      matrix.row_bytes = matrix.cols.padded * static_cast<int64_t>(SizeOf(options_.dtype));
+      matrix.row_bytes = matrix.cols.padded * static_cast<int64_t>(SizeOf(dtype_));
       if (matrix.tensor == nullptr || IsReadInPlace(matrix)) continue;
       staged += matrix.part_rows * matrix.row_bytes;
       COPPICE_ASSIGN_OR_RETURN(matrix.on_host, OnHost(*matrix.tensor, &matrix.copy));
@@ -345,7 +357,7 @@ class PartReader {
       }
       std::byte* const to = std::exchange(next, next + slice.part_rows() * matrix.row_bytes);
       if (matrix.is_padded) std::fill(to, next, std::byte{0});
-      LoadSlice(matrix.on_host, HeldOf(slice, matrix), options_.dtype, matrix.cols.padded, to);
+      LoadSlice(matrix.on_host, HeldOf(slice, matrix), dtype_, matrix.cols.padded, to);
       slice.data = to;
     }
     return OkStatus();
@@ -374,7 +386,8 @@ class PartReader {
   const WeightStore::Options options_;
   Device* const device_;
   const WeightMap map_;
-  std::vector<Matrix> matrices_;  // of the product at hand
+  DType dtype_ = DType::kBF16;    // of the product at hand
+  std::vector<Matrix> matrices_;  // of it
   std::vector<Slice> slices_;     // its parts, in their order
   Buffer staging_;
 };
@@ -404,12 +417,13 @@ Result<WeightStore> WeightStore::Load(const WeightSource& source, const ModelCon
   const auto pack = [&](const Product& product, std::unique_ptr<ops::Weight>* weight) -> Status {
     COPPICE_ASSIGN_OR_RETURN(const std::vector<ops::LinearPart> parts, reader.Read(product, ops));
     const int64_t in_features = options.shard.Columns(product.roles.front(), config).padded;
-    COPPICE_ASSIGN_OR_RETURN(*weight, product.is_qkv ? ops.PackQkv(options.dtype, in_features, parts, heads)
-                                                     : ops.Pack(options.dtype, in_features, parts, product.order));
+    const DType dtype = reader.DTypeOf(product);
+    COPPICE_ASSIGN_OR_RETURN(*weight, product.is_qkv ? ops.PackQkv(dtype, in_features, parts, heads)
+                                                     : ops.Pack(dtype, in_features, parts, product.order));
     reader.Release();
     return OkStatus();
   };
-  COPPICE_RETURN_IF_ERROR(ForEachProduct(config, &store.weights_, pack));
+  COPPICE_RETURN_IF_ERROR(ForEachProduct(config, options, &store.weights_, pack));
   const auto make_norm = [&](int32_t layer, WeightRole role, NormWeights* norm) -> Status {
     const WeightEntry* entry = reader.Find(layer, role);
     if (entry == nullptr) return OkStatus();
@@ -439,7 +453,7 @@ Status WeightStore::CheckUpdate(const WeightSource& source) const {
     });
     return is_replaced ? CheckDense(config_, product, **weight) : OkStatus();
   };
-  return ForEachProduct(config_, &weights_, check);
+  return ForEachProduct(config_, options_, &weights_, check);
 }
 
 std::set<std::string, std::less<>> WeightStore::AllNames() const {
@@ -450,15 +464,18 @@ std::set<std::string, std::less<>> WeightStore::AllNames() const {
 
 HeldWeights WeightStore::Held() const {
   HeldWeights held;
+  const WeightMap map = WeightsOf(config_);
+  const auto head = map.find({kNoLayer, kLmHead});
+  const std::string head_name = head == map.end() ? "" : head->second.name + ".weight";
   for (auto& [name, shape] : ExpectedWeights(config_)) {
-    const DType dtype = shape.size() > 1 ? options_.dtype : DType::kF32;
+    const DType dtype = shape.size() == 1 ? DType::kF32 : name == head_name ? options_.head_dtype : options_.dtype;
     held.emplace(name, HeldWeight{.shape = shape, .dtype = dtype, .missing = missing_.contains(name)});
   }
   return held;
 }
 
 Status WeightStore::CheckDrop() const {
-  return ForEachProduct(config_, &weights_, [this](const Product& product, const std::unique_ptr<ops::Weight>* weight) {
+  return ForEachProduct(config_, options_, &weights_, [this](const Product& product, const std::unique_ptr<ops::Weight>* weight) {
     return CheckDense(config_, product, **weight);
   });
 }
@@ -473,7 +490,7 @@ Status WeightStore::Update(const WeightSource& source) {
     reader.Release();
     return OkStatus();
   };
-  COPPICE_RETURN_IF_ERROR(ForEachProduct(config_, &weights_, repack));
+  COPPICE_RETURN_IF_ERROR(ForEachProduct(config_, options_, &weights_, repack));
   const auto assign = [&](int32_t layer, WeightRole role, NormWeights* norm) -> Status {
     const WeightEntry* entry = reader.Find(layer, role);
     if (entry == nullptr) return OkStatus();

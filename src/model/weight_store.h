@@ -62,7 +62,7 @@ struct LayerWeights {
 struct ModelWeights {
   std::unique_ptr<ops::Weight> embedding;
   std::unique_ptr<ops::Weight> positions;  // null: none are learned
-  std::unique_ptr<ops::Weight> lm_head;    // null: tied to the embedding
+  std::unique_ptr<ops::Weight> lm_head;    // null: it is the embedding
   NormWeights final_norm;
   std::vector<LayerWeights> layers;
 };
@@ -72,6 +72,7 @@ class WeightStore {
  public:
   struct Options {
     DType dtype = DType::kBF16;  // of what is converted, and of the products' inputs
+    DType head_dtype = dtype;    // the same of the output projection; where it differs, a tied one is held apart, dense
     KeepStored keep_stored = KeepStored::kWhereFaster;
     Shard shard = {};  // what of each matrix is held
   };
@@ -106,7 +107,7 @@ class WeightStore {
   void EndUpdate() {
     if (std::exchange(keeps_rest_, false)) missing_.clear();
   }
-  // All weights: matrices of the options' dtype, vectors of f32.
+  // All weights: matrices of the options' dtypes, vectors of f32.
   HeldWeights Held() const;
   // False while weights are missing: until updates have brought all of them.
   bool is_whole() const { return missing_.empty(); }

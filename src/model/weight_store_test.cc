@@ -127,6 +127,21 @@ TEST(WeightStore, OtherFormsAreConverted) {
   }
 }
 
+TEST(WeightStore, AHeadOfItsOwnDTypeIsHeldApartAndDense) {
+  for (const bool tied : {false, true}) {
+    ModelConfig config = WholeBlocksConfig();
+    config.tie_embeddings = tied;
+    const auto device = Device::CreateCpu(nullptr);
+    CountingOps ops(/*prefers_blocks=*/true);
+    const auto store = WeightStore::Load(ZeroSource(config, StoredType::kQ8_0), config,
+                                         {.dtype = DType::kBF16, .head_dtype = DType::kF32}, *device, ops);
+    ASSERT_TRUE(store.ok()) << store.status().ToString();
+    EXPECT_EQ(ops.dense, 1) << tied;
+    EXPECT_EQ(ops.blocks, ops.parts - 1) << tied;
+    EXPECT_NE(store->weights().lm_head, nullptr) << tied;
+  }
+}
+
 // A rank has 16 columns of attention's output, half a block; those of the other products are whole blocks.
 TEST(WeightStore, BlocksThatAShardCutsAreHeldDense) {
   const ModelConfig config = WholeBlocksConfig();
