@@ -367,6 +367,7 @@ NB_MODULE(_native, module) {
   using coppice::python::PyEngine;
   using namespace nanobind::literals;
   module.doc() = "Coppice's engine as coppice_llm uses it; not an interface of its own.";
+  nanobind::set_leak_warnings(false);  // what a program's global variables hold at its end is no leak of the package
   nanobind::class_<PyCall>(module, "Call")
       .def("submit", &PyCall::Submit)
       .def("take", &PyCall::Take)
