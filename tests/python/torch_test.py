@@ -2,6 +2,8 @@
 torch.compile wants them. 5 GB of packages."""
 
 import os
+import subprocess
+import sys
 import unittest
 
 import torch_packages  # noqa: F401
@@ -41,6 +43,10 @@ class Attention(unittest.TestCase):
         self.assertTrue(torch.equal(case.k.flatten(0, 1)[7], k[0]))
         with self.assertRaisesRegex(ValueError, "slots is \\[2\\].*32 bits.*int64"):
             case.kv.append(k, v, torch.tensor([7, -1], dtype=torch.int32))
+
+    def test_torch_is_imported_when_it_is_needed(self):
+        code = "import sys; sys.path[:] = %r; from coppice_llm import LLM, attention; assert 'torch' not in sys.modules; attention.torch_ops(); assert 'torch' in sys.modules"
+        subprocess.run([sys.executable, "-c", code % sys.path], check=True, timeout=300)
 
     def test_gradients_are_refused(self):
         case = TorchCase(0, self.device, torch.float32)
