@@ -27,12 +27,14 @@
 #include "cli/bench/bench_draft.h"
 #include "cli/bench/bench_load.h"
 #include "cli/bench/bench_pod.h"
+#include "cli/bench/bench_steps.h"
 #include "cli/bench/bench_update.h"
 #include "cli/chat_command.h"
 #include "cli/command.h"
 #include "cli/command_line.h"
 #include "cli/compare_command.h"
 #include "cli/eval/eval_command.h"
+#include "cli/explain_command.h"
 #include "cli/help_command.h"
 #include "cli/inspect_kernels.h"
 #include "cli/inspect_model.h"
@@ -42,6 +44,7 @@
 #include "cli/run_command.h"
 #include "cli/score_command.h"
 #include "cli/serve_command.h"
+#include "cli/simulate_command.h"
 #include "cli/standard_output.h"
 #include "cli/tree_command.h"
 #include "cli/version.h"
@@ -103,9 +106,12 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
       coppice::cli::AddBenchServeCommand(*bench),
       coppice::cli::AddBenchDraftCommand(*bench),
       coppice::cli::AddBenchPodCommand(*bench),
+      coppice::cli::AddBenchStepsCommand(*bench),
       coppice::cli::AddBenchUpdateCommand(*bench),
       coppice::cli::AddBenchAllReduceCommand(*bench),
       coppice::cli::AddCompareCommand(app),
+      coppice::cli::AddExplainCommand(app),
+      coppice::cli::AddSimulateCommand(app),
       coppice::cli::AddKeyCommand(app),
       coppice::cli::AddHelpCommand(app),
       coppice::cli::AddCompletionCommand(app),

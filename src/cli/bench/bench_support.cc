@@ -27,6 +27,7 @@
 #include "core/json.h"
 #include "hub/model_store.h"
 #include "model/random_checkpoint.h"
+#include "simulate/step_times.h"
 
 namespace coppice::cli {
 
@@ -267,7 +268,8 @@ std::string CpuName() {
 bool IsReport(const std::string& text) {
   if (text.starts_with(kReportHtmlBegin) || text.starts_with(kReportCsvBegin) || text.starts_with(kPodCsvBegin)) return true;
   const ordered_json json = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return (json.is_object() && json.contains("rows") && json["rows"].is_array()) || attention::ParseMachineModel(text).ok();
+  return (json.is_object() && json.contains("rows") && json["rows"].is_array()) || attention::ParseMachineModel(text).ok() ||
+         simulate::StepTimes::Parse(text).ok();
 }
 
 Status CheckReport(const std::string& path, std::string_view option) {

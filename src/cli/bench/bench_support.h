@@ -81,7 +81,7 @@ std::string CpuName();
 
 // How a report as CSV begins.
 inline constexpr std::string_view kReportCsvBegin = "prompt_tokens,samples,sharing", kPodCsvBegin = "set,model,gpus,chunk";
-// Whether `text` is what a benchmark writes: a report as JSON, HTML or CSV, or a machine model.
+// Whether `text` is what a benchmark writes: a report as JSON, HTML or CSV, a machine model, or times of steps.
 bool IsReport(const std::string& text);
 // Whether WriteReport would write to `path`, which `option` gave: a new name, an empty file, or what a benchmark wrote before. OK
 // for an empty path, which stands for no report. Called before hours of measurement.

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
-#include <numbers>
 #include <random>
 #include <sstream>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "cli/bench/tree_problem.h"
 #include "cli/read_file.h"
 #include "core/check.h"
+#include "simulate/draws.h"
 
 namespace coppice::cli {
 namespace {
@@ -92,11 +92,9 @@ class TokenSource {
     Append(count, sibling, &tokens);
     return tokens;
   }
-  // One of `lengths`. By Box and Muller: the standard's distributions differ from library to library.
+  // One of `lengths`.
   int64_t Length(const Lengths& lengths) {
-    const auto uniform = [this] { return (static_cast<double>(random_() >> 11) + 0.5) * 0x1p-53; };  // (0, 1)
-    const double normal = std::sqrt(-2 * std::log(uniform())) * std::cos(2 * std::numbers::pi * uniform());
-    return std::max<int64_t>(1, std::llround(lengths.median * std::exp(lengths.sigma * normal)));
+    return std::max<int64_t>(1, std::llround(simulate::LogNormal(random_, lengths.median, lengths.sigma)));
   }
   // Fisher and Yates; the standard's shuffle differs from library to library.
   void Shuffle(std::vector<WorkloadRequest>* requests) {

@@ -1,0 +1,97 @@
+#include "simulate/costs.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "attention/backend.h"
+#include "attention/cpu/cpu_backend.h"
+#include "attention/cpu/cpu_features.h"
+#include "attention/cuda/lower/kernel_choice.h"
+#include "attention/machine_model.h"
+#include "core/check.h"
+#include "core/thread_pool.h"
+
+namespace coppice::simulate {
+namespace {
+
+using attention::AttentionSpec;
+using attention::MachineModel;
+
+// Of a number of workers that do nothing.
+class NoWork final : public Executor {
+ public:
+  explicit NoWork(int workers) : workers_(workers) {}
+  int num_workers() const override { return workers_; }
+  void ParallelFor(int64_t, TaskRef) override { COPPICE_CHECK(false); }
+
+ private:
+  int workers_;
+};
+
+std::vector<LayerKind> KindsOf(const ModelConfig& config, DType dtype) {
+  const AttentionSpec spec{.num_qo_heads = config.num_qo_heads,
+                           .num_kv_heads = config.num_kv_heads,
+                           .head_dim = config.head_dim,
+                           .q_dtype = dtype,
+                           .kv_dtype = dtype,
+                           .sm_scale = config.sm_scale,
+                           .soft_cap = config.soft_cap,
+                           .window = config.window};
+  const auto local = static_cast<int32_t>(std::ranges::count(config.local_layers, true));
+  std::vector<LayerKind> kinds;
+  if (local < config.num_layers) kinds.push_back({.spec = spec, .traits = {}, .layers = config.num_layers - local});
+  if (local > 0) {
+    kinds.push_back({.spec = spec, .traits = {}, .layers = local});
+    kinds.back().spec.window = config.local_window;
+  }
+  return kinds;
+}
+
+// What a layer takes on a GPU beside its attention and beyond its weights' reading: the starts and ends of its kernels in a
+// captured step. From steps without attention of Llama shapes of 7 B and 13 B on an H100, 32 to 256 samples
+// (bench/results/paper_hydragen/2026-11-28_h100.jsonl): 41 and 43 us.
+constexpr double kGpuLayerSeconds = 42e-6;
+
+StepTimes RooflineOf(const ModelConfig& config, const CostOptions& options, const MachineModel& machine) {
+  const double embedding = static_cast<double>(config.vocab_size) * config.hidden_size;
+  const double layers = std::max(0.0, static_cast<double>(options.parameters) - embedding * (config.tie_embeddings ? 1 : 2));
+  const auto bytes = static_cast<double>(SizeOf(options.dtype));
+  return StepTimes::FromRoofline({.layer_bytes = bytes * layers,
+                                  .layer_flops = 2 * layers,
+                                  .head_bytes = bytes * embedding,
+                                  .head_flops = 2 * embedding,
+                                  .bytes_per_s = machine.read_bytes_per_s,
+                                  .flops_per_s = machine.dense_flops_per_s,
+                                  .fixed_s = machine.sm.num_sms > 0 ? kGpuLayerSeconds * config.num_layers : 0});
+}
+
+}  // namespace
+
+Result<MachineCosts> MakeCosts(const ModelConfig& config, const CostOptions& options) {
+  const NoWork workers(options.threads > 0 ? options.threads : AvailableCores());
+  MachineModel machine;
+  if (options.machine.empty()) {
+    COPPICE_ASSIGN_OR_RETURN(machine, attention::ShippedMachineModel(attention::cpu::HostCpuModelName(), workers.num_workers()));
+  } else {
+    COPPICE_ASSIGN_OR_RETURN(machine, attention::LoadMachineModel(options.machine, workers.num_workers()));
+  }
+  std::vector<LayerKind> kinds = KindsOf(config, options.dtype);
+  for (LayerKind& kind : kinds) {
+    if (machine.sm.num_sms > 0) {  // as Hopper's kernels run it
+      COPPICE_ASSIGN_OR_RETURN(const attention::cuda::KernelChoice kernel,
+                               attention::cuda::ChooseKernel(attention::CudaKernels::kAuto, 9, 0, kind.spec, options.page_size));
+      kind.traits = attention::cuda::TraitsOf(kernel, kind.spec, machine.sm.num_sms);
+    } else {
+      NoWork executor(workers.num_workers());
+      COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Backend> backend, attention::MakeCpuBackend(&executor));
+      COPPICE_ASSIGN_OR_RETURN(kind.traits, backend->Traits(kind.spec, {}));
+    }
+  }
+  return MachineCosts{.costs = {.steps = options.steps ? *options.steps : RooflineOf(config, options, machine),
+                                .attention = AttentionTimes(kinds, machine)},
+                      .machine = machine.name,
+                      .has_step_times = options.steps.has_value()};
+}
+
+}  // namespace coppice::simulate
