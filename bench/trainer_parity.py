@@ -19,6 +19,7 @@ import transformers
 BF16 = ["--weights", "bf16"]
 MODES = {
     "bf16": BF16,
+    "bf16, head f32": [*BF16, "--head-dtype", "f32"],
     "bf16, deterministic": [*BF16, "--deterministic"],
     "stored blocks": ["--weights", "stored"],
     "products f32, KV bf16": ["--weights", "f32"],

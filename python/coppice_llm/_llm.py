@@ -72,7 +72,7 @@ class LLM:
             ["cuda:0", "cuda:1"], divides one model among ranks, one on each of these GPUs; ["cpu", "cpu"] among two that divide the
             threads (docs/ranks.md).
         options, all with defaults:
-            dtype: "bf16", "f16" or "f32", of KV and products.
+            dtype: "bf16", "f16" or "f32", of KV and products. head_dtype: "f32": the output projection multiplies in f32 whatever the others do.
             weights: "fastest", "stored", "bf16" or "f32". Models of quantised files take updates as "bf16" or "f32" alone.
             sharing: "tree", "one-level", "store" or "none".
             kv_cache_bytes: bytes; 0: by what is free.

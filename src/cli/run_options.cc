@@ -174,6 +174,10 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       command, "--dtype", options.dtype, ParseDType,
       "bf16; f16, on GPUs: rounds an eighth as coarsely, but what exceeds 65,504 is lost; f32, on CPUs, for exactness. Default: "
       "bf16, but on GPUs f16 for files of quantised or f16 weights, unless their family exceeds its range");
+  AddParsed<DType>(command, "--head-dtype", options.head_dtype, ParseDType,
+                   "f32: the output projection multiplies in f32, so that log-probabilities are closer to a trainer's that does so "
+                   "too; needs memory for it. Default: as the other products")
+      ->group(kBatchingGroup);
   AddParsed<WeightForm>(command, "--weights", options.weights, ParseWeightForm,
                         "fastest (default): as this machine's products are fastest; stored, on CPUs: a quantised file's blocks "
                         "stay as they are, for the least memory; bf16: rounded to bf16; f32, on CPUs: products in f32");

@@ -138,6 +138,7 @@ Result<ModelParts> LoadRank(const Checkpoint& checkpoint, const EngineOptions& o
   parts.device = std::move(device);
   COPPICE_ASSIGN_OR_RETURN(parts.transformer, Transformer::Create(checkpoint, {.dtype = WantedDType(options).value_or(dtype),
                                                                                .kv_dtype = dtype,
+                                                                               .head_dtype = options.head_dtype,
                                                                                .keep_stored = KeepStoredOf(options.weights),
                                                                                .device = parts.device.get(),
                                                                                .communicator = communicator,

@@ -72,6 +72,9 @@ Status ValidateOptions(const EngineOptions& options) {
     return InvalidArgument("gpu_memory_utilization is " + std::to_string(options.gpu_memory_utilization) +
                            ", expected more than 0 and at most 1");
   }
+  if (options.head_dtype.value_or(DType::kF32) != DType::kF32)
+    return InvalidArgument("head_dtype is " + std::string(Name(*options.head_dtype)) +
+                           ": expected f32, or none for the dtype of the other products");
   if (options.weights == WeightForm::kBF16 && options.dtype.value_or(DType::kBF16) != DType::kBF16) {
     const std::string dtype(Name(*options.dtype));
     return InvalidArgument("weights is bf16 and dtype " + dtype + ": expected weights fastest or f32, since products in " + dtype +

@@ -60,6 +60,8 @@ const std::map<std::string_view, Setter>& Setters() {
        [](const std::string& name, nb::handle value, EngineOptions* options) {
          TakeEnum(name, value, {DType::kBF16, DType::kF16, DType::kF32}, &options->dtype.emplace());
        }},
+      {"head_dtype", [](const std::string& name, nb::handle value,
+                        EngineOptions* options) { TakeEnum(name, value, {DType::kF32}, &options->head_dtype.emplace()); }},
       {"weights",
        [](const std::string& name, nb::handle value, EngineOptions* options) {
          TakeEnum(name, value, {WeightForm::kFastest, WeightForm::kStored, WeightForm::kBF16, WeightForm::kF32}, &options->weights);

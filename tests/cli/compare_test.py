@@ -54,6 +54,22 @@ class CompareTest(unittest.TestCase):
         self.compare("--max-difference", found["largest_difference"] * 0.99, answers, trainer, status=1)
         self.compare("--max-kl", found["kl_k3"] * 0.99, answers, trainer, status=1)
 
+    def test_a_head_in_f32(self):
+        lines = self.file("scores.jsonl", {"prompt": list(range(5, 25)), "continuations": [list(range(30, 60))]})
+
+        def scores(*options):
+            done = coppice("score", "--model", TINY, "--deterministic", *options, lines)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(done.stdout)["scores"][0]["token_logprobs"]
+
+        exact, rounded, head = scores("--dtype", "f32"), scores("--weights", "bf16"), scores("--weights", "bf16", "--head-dtype", "f32")
+        self.assertNotEqual(rounded, head)
+        self.assertEqual(scores("--dtype", "f32", "--head-dtype", "f32"), exact)
+        self.assertLess(sum(abs(a - b) for a, b in zip(head, exact)) / len(exact), 0.05)
+        refused = coppice("score", "--model", TINY, "--head-dtype", "bf16", lines)
+        self.assertEqual((refused.returncode, refused.stdout), (2, ""))
+        self.assertIn("head_dtype is bf16: expected f32", refused.stderr)
+
     def test_what_does_not_fit(self):
         one = self.file("one.jsonl", {"token_ids": [1, 2], "logprobs": [-1, -2]})
         self.assertIn("1 sequences and the trainer 2", self.compare(one, self.file("two.jsonl", {"logprobs": [-1, -2]}, {"logprobs": [-1]}), status=2))

@@ -313,6 +313,9 @@ struct EngineOptions {
   // kBF16, but on CUDA devices kF16 for files whose weights are of f16 or quantised, of families that f16 has the range for
   // (docs/numerics.md, "f16"). ModelInfo::kv_dtype says which it came to be.
   std::optional<DType> dtype;
+  // kF32: the output projection's weight and input, so that logits are of f32 products whatever the others are; a tied one is held
+  // beside the embedding then. None: as the others. No other value.
+  std::optional<DType> head_dtype;
   WeightForm weights = WeightForm::kFastest;
   SharingMode sharing = SharingMode::kTree;
   int32_t page_size = 16;               // tokens per page, 1..256
