@@ -16,6 +16,7 @@
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
 #include "cli/terminal.h"
+#include "core/format_bytes.h"
 #include "core/check.h"
 #include "simulate/forecast.h"
 
