@@ -16,8 +16,8 @@
 #include "cli/run_stats.h"
 #include "cli/standard_output.h"
 #include "cli/terminal.h"
-#include "core/format_bytes.h"
 #include "core/check.h"
+#include "core/format_bytes.h"
 #include "simulate/forecast.h"
 
 namespace coppice::cli {

@@ -12,8 +12,8 @@
 #include "cli/read_file.h"
 #include "cli/run_options.h"
 #include "cli/run_stats.h"
-#include "core/format_bytes.h"
 #include "core/check.h"
+#include "core/format_bytes.h"
 #include "hub/model_store.h"
 #include "model/random_checkpoint.h"
 
