@@ -21,6 +21,7 @@
 #include "cli/terminal.h"
 #include "core/check.h"
 #include "core/file.h"
+#include "core/format_bytes.h"
 #include "simulate/chat_mix.h"
 #include "simulate/simulation.h"
 
