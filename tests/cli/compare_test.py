@@ -68,7 +68,7 @@ class CompareTest(unittest.TestCase):
         self.assertLess(sum(abs(a - b) for a, b in zip(head, exact)) / len(exact), 0.05)
         refused = coppice("score", "--model", TINY, "--head-dtype", "bf16", lines)
         self.assertEqual((refused.returncode, refused.stdout), (2, ""))
-        self.assertIn("head_dtype is bf16: expected f32", refused.stderr)
+        self.assertIn("--head-dtype is bf16: expected f32", refused.stderr)
 
     def test_what_does_not_fit(self):
         one = self.file("one.jsonl", {"token_ids": [1, 2], "logprobs": [-1, -2]})
