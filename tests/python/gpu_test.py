@@ -34,6 +34,12 @@ GPU = torch.device("cuda", 0)
 DTYPES = (torch.bfloat16, torch.float16)
 
 
+def taken_beside_torch():
+    """Bytes of the GPU that are in use, but for those that torch's allocator keeps, which its own checks take."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
+
 def setUpModule():
     try:
         attention.Device("cuda")
@@ -109,8 +115,9 @@ class Attention(unittest.TestCase):
                     with torch.cuda.graph(graph, stream=stream):
                         out, lse, *merged = layer()
                     torch.cuda.synchronize()
-                    free = torch.cuda.mem_get_info()[0]
-                    for step in range(5):
+                    for step in range(6):
+                        if step == 1:  # the first one's checks have loaded torch's kernels
+                            before = taken_beside_torch()
                         case.branches = [case.branches[i] for i in torch.randperm(len(case.branches)).tolist()]
                         ends = list(itertools.accumulate((queries for _, _, queries in case.branches), initial=0))
                         case.forest = attention.Forest.of_page_tables(*zip(*case.branches), page_size=PAGE)
@@ -128,7 +135,7 @@ class Attention(unittest.TestCase):
                         weights = torch.softmax(torch.stack([lse, *(each for _, each in states)]), 0)
                         expected = (weights[..., None] * torch.stack([out, *(each for each, _ in states)]).float()).sum(0)
                         torch.testing.assert_close(merged[0].float(), expected, rtol=3e-2, atol=3e-2)
-                    self.assertEqual(torch.cuda.mem_get_info()[0], free)
+                    self.assertEqual(taken_beside_torch(), before)
 
     def test_lists_of_the_host_are_refused_under_capture(self):
         case = TorchCase(1, self.device, torch.bfloat16, "NHD", GPU)
