@@ -123,7 +123,7 @@ class Completion:
     text: str
     """Empty where the model has no tokenizer."""
     token_ids: list[int]
-    logprobs: numpy.ndarray = field(repr=False)
+    logprobs: numpy.ndarray[Any, Any] = field(repr=False)
     """float32 [tokens]: natural logarithms of the model's own probabilities, before sampling parameters."""
     top_logprobs: list[dict[int, float]] = field(repr=False)
     """With SamplingParams.top_logprobs: for each token those that were most probable in its place, most probable first; else empty."""
@@ -163,7 +163,7 @@ class Score:
 
     logprob: float
     """Natural logarithm: the sum of `logprobs`."""
-    logprobs: numpy.ndarray = field(repr=False)
+    logprobs: numpy.ndarray[Any, Any] = field(repr=False)
     """float32 [tokens]."""
     greedy: bool
     """Each token is the most probable one in its place."""
