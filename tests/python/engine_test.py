@@ -120,15 +120,6 @@ class Generation(unittest.TestCase):
         self.assertGreater(end - begin, 0.1)
         self.assertLess(pauses.max(), 0.5 * (end - begin))
 
-    def test_a_step_is_one_batch_of_news(self):
-        call = self.llm._prepare(_llm._bodies(IDS, SamplingParams(n=8, max_tokens=20, ignore_eos=True)), False, False)
-        call.submit()
-        batches = []
-        while news := call.take():
-            batches.append([sample[1] for sample in news])
-        self.assertLessEqual(len(batches), 22)  # a step is taken once, whatever the samples
-        self.assertEqual(sorted(set(sum(batches, []))), list(range(8)))
-
     def test_params_by_prompt_and_seeds(self):
         short, long = SamplingParams(max_tokens=2, ignore_eos=True), SamplingParams(max_tokens=4, ignore_eos=True)
         self.assertEqual([len(s.token_ids) for s in self.llm.generate([IDS, IDS], [short, long])], [2, 4])
