@@ -20,7 +20,7 @@ from program import TINY, default_model_or_skip, run_json  # noqa: E402
 
 import numpy  # noqa: E402
 
-from coppice_llm import LLM, Completion, SamplingParams, _llm  # noqa: E402
+from coppice_llm import LLM, Completion, SamplingParams  # noqa: E402
 
 IDS = [1, 5, 9, 13, 2, 7, 4]
 
