@@ -19,37 +19,37 @@ using nlohmann::json;
 
 constexpr int32_t kMaxNewTokens = 128;  // SGLang's default
 
-struct Renamed {
+struct SglangField {
   const char *sglang, *completion;
 };
 // Of sampling_params. Names that a completion does not know either are refused, or ignored and told, by its rules.
-constexpr Renamed kSampling[] = {{"max_new_tokens", "max_tokens"},
-                                 {"min_new_tokens", "min_tokens"},
-                                 {"sampling_seed", "seed"},
-                                 {"ebnf", "grammar"},
-                                 {"n", "n"},
-                                 {"temperature", "temperature"},
-                                 {"top_p", "top_p"},
-                                 {"top_k", "top_k"},
-                                 {"min_p", "min_p"},
-                                 {"presence_penalty", "presence_penalty"},
-                                 {"frequency_penalty", "frequency_penalty"},
-                                 {"repetition_penalty", "repetition_penalty"},
-                                 {"stop", "stop"},
-                                 {"stop_token_ids", "stop_token_ids"},
-                                 {"ignore_eos", "ignore_eos"},
-                                 {"logit_bias", "logit_bias"},
-                                 {"regex", "regex"},
-                                 {"stop_regex", "stop_regex"},
-                                 {"structural_tag", "structural_tag"},
-                                 {"thinking_budget", "thinking_budget"}};
+constexpr SglangField kSglangSampling[] = {{"max_new_tokens", "max_tokens"},
+                                           {"min_new_tokens", "min_tokens"},
+                                           {"sampling_seed", "seed"},
+                                           {"ebnf", "grammar"},
+                                           {"n", "n"},
+                                           {"temperature", "temperature"},
+                                           {"top_p", "top_p"},
+                                           {"top_k", "top_k"},
+                                           {"min_p", "min_p"},
+                                           {"presence_penalty", "presence_penalty"},
+                                           {"frequency_penalty", "frequency_penalty"},
+                                           {"repetition_penalty", "repetition_penalty"},
+                                           {"stop", "stop"},
+                                           {"stop_token_ids", "stop_token_ids"},
+                                           {"ignore_eos", "ignore_eos"},
+                                           {"logit_bias", "logit_bias"},
+                                           {"regex", "regex"},
+                                           {"stop_regex", "stop_regex"},
+                                           {"structural_tag", "structural_tag"},
+                                           {"thinking_budget", "thinking_budget"}};
 // Of the body.
-constexpr Renamed kBody[] = {
+constexpr SglangField kSglangBody[] = {
     {"stream", "stream"},   {"priority", "priority"}, {"extra_key", "cache_salt"},      {"model", "model"},
     {"timeout", "timeout"}, {"group_id", "group_id"}, {"min_answered", "min_answered"}, {"logprobs_mode", "logprobs_mode"}};
 // What says nothing of the answer, or asks for nothing.
-constexpr const char* kWithoutEffect[] = {"log_metrics",   "background",      "stream_options",
-                                          "custom_params", "stream_interval", "data_parallel_rank"};
+constexpr const char* kSglangWithoutEffect[] = {"log_metrics",   "background",      "stream_options",
+                                                "custom_params", "stream_interval", "data_parallel_rank"};
 constexpr const char* kUnsupported[] = {
     "input_embeds",           "image_data",           "video_data",        "audio_data",     "session_params",       "lora_path",
     "custom_logit_processor", "return_hidden_states", "token_ids_logprob", "bootstrap_host", "return_routed_experts"};
@@ -108,7 +108,7 @@ void TakeSampling(FieldReader& fields, const json* given, json* completion, Sgla
   const json none = json::object();
   if (given && !given->is_object()) return fields.Expect(kName, *given, "an object such as {\"max_new_tokens\": 16}");
   FieldReader params = fields.Inner(given ? *given : none, kName);
-  for (const auto& [sglang, name] : kSampling) {
+  for (const auto& [sglang, name] : kSglangSampling) {
     if (const json* value = params.Find(sglang)) (*completion)[name] = *value;
   }
   if (const json* schema = params.Find("json_schema")) (*completion)["structured_outputs"] = {{"json", *schema}};
@@ -117,7 +117,7 @@ void TakeSampling(FieldReader& fields, const json* given, json* completion, Sgla
   params.Take("no_stop_trim", &form->keeps_stop);
   params.Take("spaces_between_special_tokens", &spaced);  // no text has any here
   form->keeps_special = !skips_special;
-  for (const char* const name : kWithoutEffect) params.Find(name);
+  for (const char* const name : kSglangWithoutEffect) params.Find(name);
   if (const BodyError wrong = params.Finish(); !wrong.status.ok()) fields.FailWithin(kName, wrong);
 }
 
@@ -138,13 +138,13 @@ BodyError InWordsOfSglang(BodyError error) {
   } else if (error.param.starts_with("structured_outputs")) {
     error.param = "sampling_params.json_schema";
   } else {
-    for (const Renamed& field : kBody) {
+    for (const SglangField& field : kSglangBody) {
       if (error.param == field.completion) {
         error.param = field.sglang;
         return error;
       }
     }
-    for (const Renamed& field : kSampling) {
+    for (const SglangField& field : kSglangSampling) {
       if (error.param != field.completion) continue;
       error.param = fmt::format("sampling_params.{}", field.sglang);
       break;
@@ -164,7 +164,7 @@ std::optional<SglangRequests> ParseSglang(const json& body, const OpenAiRequestP
   const std::vector<json> prompts = TakePrompts(fields, &form);
   const size_t count = prompts.size();
   json common = {{"max_tokens", kMaxNewTokens}};
-  for (const auto& [sglang, name] : kBody) {
+  for (const auto& [sglang, name] : kSglangBody) {
     if (const json* value = fields.Find(sglang)) common[name] = *value;
   }
   const json* rids = FindEach(fields, "rid", count);
@@ -173,7 +173,7 @@ std::optional<SglangRequests> ParseSglang(const json& body, const OpenAiRequestP
   const json* starts = FindEach(fields, "logprob_start_len", count);
   const json* tops = FindEach(fields, "top_logprobs_num", count);
   fields.Take("return_text_in_logprobs", &form.texts_in_logprobs);
-  for (const char* const name : kWithoutEffect) fields.Find(name);
+  for (const char* const name : kSglangWithoutEffect) fields.Find(name);
   for (const char* const name : kUnsupported) {
     const json* value = fields.Find(name);
     if (value && *value != false && !(value->is_structured() && value->empty()))

@@ -18,20 +18,20 @@ namespace {
 using nlohmann::json;
 
 // Of sampling_params, that a completion has by the same name.
-constexpr const char* kSampling[] = {"n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p",
-                                     "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens",
-                                     "logprobs", "logprobs_mode", "prompt_logprobs", "logit_bias", "structured_outputs",
-                                     // What changes the answer and is not supported is refused by these names.
-                                     "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "logits_processors",
-                                     "thinking_token_budget"};
-constexpr const char* kBody[] = {
+constexpr const char* kTokensSampling[] = {
+    "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
+    "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens", "logprobs", "logprobs_mode", "prompt_logprobs", "logit_bias",
+    "structured_outputs",
+    // What changes the answer and is not supported is refused by these names.
+    "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "logits_processors", "thinking_token_budget"};
+constexpr const char* kTokensBody[] = {
     "model",        "stream",  "stream_options", "cache_salt", "cache_private_begin", "return_token_ids",
     "min_answered", "timeout", "group_id"};
 // Of sampling_params: what changes the text alone.
 constexpr const char* kOfText[] = {"include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"};
 // Of sampling_params: what changes no answer here.
-constexpr const char* kWithoutEffect[] = {"detokenize", "flat_logprobs", "array_logprobs",
-                                          "extra_args", "skip_clone",    "skip_reading_prefix_cache"};
+constexpr const char* kTokensWithoutEffect[] = {"detokenize", "flat_logprobs", "array_logprobs",
+                                                "extra_args", "skip_clone",    "skip_reading_prefix_cache"};
 
 // RequestOutputKind of vLLM: as numbers, or by name.
 std::optional<int32_t> OutputKindOf(const json& value) {
@@ -55,7 +55,8 @@ void TakeOutputKind(FieldReader& params, TokensForm* form) {
 
 bool IsOfSampling(const std::string& name) {
   const std::string_view first = std::string_view(name).substr(0, name.find_first_of(".["));
-  return std::ranges::find(kSampling, first) != std::end(kSampling) || std::ranges::find(kOfText, first) != std::end(kOfText);
+  return std::ranges::find(kTokensSampling, first) != std::end(kTokensSampling) ||
+         std::ranges::find(kOfText, first) != std::end(kOfText);
 }
 
 }  // namespace
@@ -94,7 +95,7 @@ std::optional<OpenAiRequest> ParseTokens(const json& body, const OpenAiRequestPa
   const bool is_list = ids && ids->is_array() && !ids->empty() && ids->front().is_number();
   if (!is_list) fields.Expect(kIds, ids ? *ids : json(), "a list of token ids, at least one");
   if (is_list) completion["prompt"] = *ids;
-  for (const char* const name : kBody) {
+  for (const char* const name : kTokensBody) {
     if (const json* value = fields.Find(name)) completion[name] = *value;
   }
   std::string id, mode = "tokens", logprobs_format = "openai";
@@ -118,14 +119,14 @@ std::optional<OpenAiRequest> ParseTokens(const json& body, const OpenAiRequestPa
   const json* given = fields.Find("sampling_params");
   if (given && !given->is_object()) fields.Expect("sampling_params", *given, "an object such as {\"max_tokens\": 16}");
   FieldReader params = fields.Inner(given && given->is_object() ? *given : none, "sampling_params");
-  for (const char* const name : kSampling) {
+  for (const char* const name : kTokensSampling) {
     if (const json* value = params.Find(name)) completion[name] = *value;
   }
   for (const char* const name : kOfText) {
     const json* value = params.Find(name);
     if (value && form->with_text) completion[name] = *value;
   }
-  for (const char* const name : kWithoutEffect) params.Find(name);
+  for (const char* const name : kTokensWithoutEffect) params.Find(name);
   TakeOutputKind(params, form.get());
   if (BodyError wrong = params.Finish(); !wrong.status.ok()) fields.FailWithin("sampling_params", wrong);
   if (*error = fields.Finish(); !error->status.ok()) return std::nullopt;
