@@ -107,10 +107,10 @@ void GenerationRoutes::Generate(openai::Endpoint endpoint, const std::shared_ptr
   if (!body) return;
   openai::BodyError error;
   const SampleLives lives = TakeLives(endpoint, &*body->json, &error);
-  if (!error.status.ok()) return context_.Answer(call, ErrorResponse(error.status, error.param));
+  if (!error.status.ok()) return context_.Answer(call, error);
   std::optional<std::vector<openai::OpenAiRequest>> prompts = context_.parser().ParseList(
       endpoint, *body->json, &error, parts_.prefixes->FinderOf(call->key), body->ordered.tools_or_null(), body->ordered.schema);
-  if (!prompts) return context_.Answer(call, ErrorResponse(error.status, error.param));
+  if (!prompts) return context_.Answer(call, error);
   if (lives.keep && !Keep(call, *lives.keep, *prompts)) return;
   if (lives.vote_stop) prompts->front().vote_stop = true;  // with a vote there is one
   const auto seed = body->json->find("seed");
@@ -123,12 +123,10 @@ void GenerationRoutes::Infill(const std::shared_ptr<Call>& call) {
   if (!body) return;
   openai::BodyError error;
   std::optional<openai::OpenAiRequest> parsed = openai::ParseInfill(*body->json, context_.parser(), &error);
-  if (!parsed) return context_.Answer(call, ErrorResponse(error.status, error.param));
+  if (!parsed) return context_.Answer(call, error);
   const auto seed = body->json->find("seed");
   const bool seeded = seed != body->json->end() && seed->is_number() && seed->get<double>() >= 0;
-  std::vector<openai::OpenAiRequest> prompts;
-  prompts.push_back(*std::move(parsed));
-  Take(call, std::move(prompts), seeded);
+  TakeOne(call, *std::move(parsed), seeded);
 }
 
 void GenerationRoutes::GenerateTokens(const std::shared_ptr<Call>& call) {
@@ -137,10 +135,8 @@ void GenerationRoutes::GenerateTokens(const std::shared_ptr<Call>& call) {
   if (!body) return;
   openai::BodyError error;
   std::optional<openai::OpenAiRequest> parsed = openai::ParseTokens(*body->json, context_.parser(), &error, body->ordered.schema);
-  if (!parsed) return context_.Answer(call, ErrorResponse(error.status, error.param));
-  std::vector<openai::OpenAiRequest> prompts;
-  prompts.push_back(*std::move(parsed));
-  Take(call, std::move(prompts), openai::IsSeededTokens(*body->json));
+  if (!parsed) return context_.Answer(call, error);
+  TakeOne(call, *std::move(parsed), openai::IsSeededTokens(*body->json));
 }
 
 void GenerationRoutes::SglangGenerate(const std::shared_ptr<Call>& call) {
@@ -149,8 +145,14 @@ void GenerationRoutes::SglangGenerate(const std::shared_ptr<Call>& call) {
   if (!body) return;
   openai::BodyError error;
   std::optional<openai::SglangRequests> parsed = openai::ParseSglang(*body->json, context_.parser(), &error);
-  if (!parsed) return context_.Answer(call, ErrorResponse(error.status, error.param));
+  if (!parsed) return context_.Answer(call, error);
   Take(call, std::move(parsed->prompts), parsed->seeded);
+}
+
+void GenerationRoutes::TakeOne(const std::shared_ptr<Call>& call, openai::OpenAiRequest prompt, bool seeded) {
+  std::vector<openai::OpenAiRequest> prompts;
+  prompts.push_back(std::move(prompt));
+  Take(call, std::move(prompts), seeded);
 }
 
 void GenerationRoutes::Take(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts, bool seeded) {
@@ -169,18 +171,18 @@ void GenerationRoutes::Take(const std::shared_ptr<Call>& call, std::vector<opena
     Result<std::vector<int32_t>> ids = context_.parser().Encode(prompt);
     if (!ids.ok()) {
       const openai::BodyError error = prompt.PromptError(ids.status());
-      return context_.Answer(call, ErrorResponse(error.status, error.param));
+      return context_.Answer(call, error);
     }
     context_.parser().SetPrompt(*std::move(ids), &prompt);
     if (Status allowed = context_.access().Complete(call->key, &prompt.request); !allowed.ok()) {
       const openai::BodyError error = prompt.InItsWords({.status = std::move(allowed), .param = "priority"});
-      return context_.Answer(call, ErrorResponse(error.status, error.param));
+      return context_.Answer(call, error);
     }
   }
   if (openai::BodyError fits = CheckAnswer(context_.options().answers, context_.options().max_context, prompts);
       !fits.status.ok()) {
     const openai::BodyError error = prompts.front().InItsWords(std::move(fits));
-    return context_.Answer(call, ErrorResponse(error.status, error.param));
+    return context_.Answer(call, error);
   }
   if (!context_.Admit(call, context_.access().BoundCost(call->key, prompts))) return;
   Compile(call, std::move(prompts));
@@ -220,8 +222,8 @@ void GenerationRoutes::AnswerUncompiled(const std::shared_ptr<Call>& call, const
   call->admission->End(/*used_tokens=*/0);
   const StatusCode code = error.status.code();
   if (code == StatusCode::kCancelled) return context_.Log(*call, kClientLeft);
-  context_.Answer(call, code == StatusCode::kResourceExhausted ? ErrorResponse(429, error.status.message(), error.param)
-                                                               : ErrorResponse(error.status, error.param));
+  if (code == StatusCode::kResourceExhausted) return context_.Answer(call, ErrorResponse(429, error.status.message(), error.param));
+  context_.Answer(call, error);
 }
 
 void GenerationRoutes::Start(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts) {

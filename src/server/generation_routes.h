@@ -52,6 +52,7 @@ class GenerationRoutes {
   void Generate(openai::Endpoint endpoint, const std::shared_ptr<Call>& call);
   // Encodes, admits and starts what was parsed. `seeded`: the request says by what random numbers it draws.
   void Take(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts, bool seeded);
+  void TakeOne(const std::shared_ptr<Call>& call, openai::OpenAiRequest prompt, bool seeded);
   // An admitted generation: compiles the form of its output first, where it has one.
   void Compile(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts);
   void AnswerUncompiled(const std::shared_ptr<Call>& call, const openai::BodyError& error);

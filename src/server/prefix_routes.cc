@@ -46,7 +46,7 @@ void PrefixRoutes::Put(const std::shared_ptr<Call>& call) {
   if (!body) return;
   openai::BodyError error;
   std::optional<openai::NamedPrefix> prefix = openai::ParseNamedPrefix(*body->json, &error, body->ordered.tools_or_null());
-  if (!prefix) return context_.Answer(call, ErrorResponse(error.status, error.param));
+  if (!prefix) return context_.Answer(call, error);
   if (prefix->is_public && !context_.access().IsAdmin(call->key)) {
     return context_.Answer(
         call, ErrorResponse(403, "public is true, which takes an API key of role admin (role=admin in the key file)", "public"));
@@ -54,7 +54,7 @@ void PrefixRoutes::Put(const std::shared_ptr<Call>& call) {
   if (const Status allowed = prefixes_.CheckTtl(*prefix); !allowed.ok())
     return context_.Answer(call, ErrorResponse(allowed, "ttl_seconds"));
   std::optional<std::vector<int32_t>> ids = context_.parser().EncodePrefix(*prefix, &error);
-  if (!ids) return context_.Answer(call, ErrorResponse(error.status, error.param));
+  if (!ids) return context_.Answer(call, error);
   prefix->token_ids = *std::move(ids);
   if (!context_.Admit(call, {.tokens = std::ssize(prefix->token_ids)})) return;
   prefixes_.Put(call->key, name, *std::move(prefix),

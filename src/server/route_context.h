@@ -13,9 +13,11 @@
 #include <vector>
 
 #include "coppice/engine/engine.h"
+#include "openai/body_error.h"
 #include "openai/request.h"
 #include "server/access.h"
 #include "server/call.h"
+#include "server/errors.h"
 #include "server/http.h"
 #include "server/json_body.h"
 #include "server/server_metrics.h"
@@ -38,6 +40,10 @@ class RouteContext {
 
   // Answers the call, and logs it.
   void Answer(const std::shared_ptr<Call>& call, HttpResponse response);
+  // With what is wrong in the body.
+  void Answer(const std::shared_ptr<Call>& call, const openai::BodyError& error) {
+    Answer(call, ErrorResponse(error.status, error.param));
+  }
   // Counts and logs a call that needs no answer more.
   void Log(const Call& call, int status) const;
   // Does a part of the call; where that throws, the call is answered with why.

@@ -51,7 +51,7 @@ std::optional<SampleStore::Sample> SampleRoutes::Find(const std::shared_ptr<Call
   openai::BodyError error;
   const std::optional<QueryValues> query = ParseQuery(call->request.query, kNames, &error);
   if (!query) {
-    context_.Answer(call, ErrorResponse(error.status, error.param));
+    context_.Answer(call, error);
     return std::nullopt;
   }
   const auto salt = query->find("cache_salt");
@@ -93,7 +93,7 @@ bool SampleRoutes::ReadBody(const std::shared_ptr<Call>& call, const std::functi
     (void)openai::RefuseBody(*body->json, &error);
   }
   if (!error.status.ok()) {
-    context_.Answer(call, ErrorResponse(error.status, error.param));
+    context_.Answer(call, error);
     return false;
   }
   TellIgnored(call, unknown.ignored);
@@ -139,7 +139,7 @@ bool SampleRoutes::Admit(const std::shared_ptr<Call>& call, std::optional<int32_
   if (const openai::BodyError fits =
           CheckAnswer(context_.options().answers, context_.options().max_context, std::span(&verb->form, 1));
       !fits.status.ok()) {
-    context_.Answer(call, ErrorResponse(fits.status, fits.param));
+    context_.Answer(call, fits);
     return false;
   }
   const Result<SampleInfo> info = context_.engine().Describe(verb->sample.id());

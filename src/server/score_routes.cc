@@ -23,7 +23,7 @@ void ScoreRoutes::Score(const std::shared_ptr<Call>& call) {
   openai::BodyError error;
   std::optional<openai::ScoreRequest> parsed =
       openai::ParseScore(*body->json, context_.parser(), &error, prefixes_.FinderOf(call->key));
-  if (!parsed) return context_.Answer(call, ErrorResponse(error.status, error.param));
+  if (!parsed) return context_.Answer(call, error);
   TellIgnored(call, parsed->ignored_fields);
   if (context_.options().max_waiting > 0 && parsed->sequences.size() > static_cast<size_t>(context_.options().max_waiting)) {
     const std::string message = fmt::format("continuations is a list of {}, and the server lets {} requests wait; send several",
@@ -33,7 +33,7 @@ void ScoreRoutes::Score(const std::shared_ptr<Call>& call) {
   if (const Status allowed = context_.access().Complete(call->key, &parsed->request); !allowed.ok())
     return context_.Answer(call, ErrorResponse(allowed, "priority"));
   if (const openai::BodyError fits = CheckAnswer(context_.options().answers, *parsed); !fits.status.ok())
-    return context_.Answer(call, ErrorResponse(fits.status, fits.param));
+    return context_.Answer(call, fits);
   if (!context_.Admit(call, {.tokens = parsed->usage.prompt, .samples = std::ssize(parsed->sequences)})) return;
   const auto request = std::make_shared<const openai::ScoreRequest>(*std::move(parsed));
   const auto score = openai::ScoreCall::Start(&context_.engine(), *request,

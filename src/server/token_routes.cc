@@ -33,12 +33,12 @@ void TokenRoutes::Tokenize(const std::shared_ptr<Call>& call) {
     const std::optional<openai::OpenAiRequest> chat =
         context_.parser().Parse(openai::Endpoint::kChatCompletions, *body->json, &error, prefixes_.FinderOf(call->key),
                                 body->ordered.tools_or_null(), body->ordered.schema);
-    if (!chat) return context_.Answer(call, ErrorResponse(error.status, error.param));
+    if (!chat) return context_.Answer(call, error);
     TellIgnored(call, chat->ignored_fields);
     ids = context_.parser().Encode(*chat);
   } else {
     const std::optional<openai::TokenizeRequest> request = openai::ParseTokenize(*body->json, context_.parser().bounds(), &error);
-    if (!request) return context_.Answer(call, ErrorResponse(error.status, error.param));
+    if (!request) return context_.Answer(call, error);
     ids = tokenizer->Encode(request->text, {.add_special = request->add_special_tokens, .parse_special = true});
   }
   if (!ids.ok()) return context_.Answer(call, ErrorResponse(ids.status(), is_chat ? "messages" : "prompt"));
@@ -70,7 +70,7 @@ void TokenRoutes::Detokenize(const std::shared_ptr<Call>& call) {
   openai::BodyError error;
   const std::optional<std::vector<int32_t>> ids =
       openai::ParseDetokenize(*body->json, context_.engine().model_info().vocab_size, context_.parser().bounds(), &error);
-  if (!ids) return context_.Answer(call, ErrorResponse(error.status, error.param));
+  if (!ids) return context_.Answer(call, error);
   context_.Answer(call, {.body = DumpJson({{"prompt", tokenizer->Decode(*ids, /*keep_special=*/true)}})});
 }
 
