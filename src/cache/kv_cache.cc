@@ -232,29 +232,19 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
   SetExtent(&branch, end, branch.kv_len);
 }
 
-void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
-  const Branch& branch = branches_[id];
-  COPPICE_CHECK(branch.in_use);
-  COPPICE_DCHECK(static_cast<int32_t>(tokens.size()) >= branch.computed);
-  forest_.Unlink(id);
-  if (options_.share && branch.computed > branch.own_begin && IsCurrent(id)) KeepOwnTokens(id, tokens.first(branch.computed));
-  End(id);
-}
-
-void KvCache::Discard(BranchId id) {
-  COPPICE_CHECK(branches_[id].in_use);
-  forest_.Unlink(id);
-  End(id);
-}
-
 bool KvCache::HasPendingCopies(const Branch& branch) const {
   return std::ranges::any_of(pending_copies_, [&](const attention::PageCopy& copy) {
     return std::ranges::find(branch.own_pages.ids(), copy.to) != branch.own_pages.ids().end();
   });
 }
 
-void KvCache::End(BranchId id) {
+void KvCache::Release(BranchId id, std::span<const int32_t> tokens) {
   Branch& branch = branches_[id];
+  COPPICE_CHECK(branch.in_use);
+  COPPICE_DCHECK(tokens.empty() || static_cast<int32_t>(tokens.size()) >= branch.computed);
+  forest_.Unlink(id);
+  if (options_.share && !tokens.empty() && branch.computed > branch.own_begin && IsCurrent(id))
+    KeepOwnTokens(id, tokens.first(branch.computed));
   branch.own_pages.DropFrom(0);
   const NodeId node = places_[id].lock.node();
   places_[id] = {};

@@ -115,24 +115,18 @@ class KvCache {
   // the forest then, so the plan must be updated before the next forward pass. REQUIRES: not empty; `tokens` are those; no copies
   // to its own pages are pending.
   void Publish(BranchId branch, std::span<const int32_t> tokens);
-  // Ends the branch. What it computed stays cached: `tokens` are all its computed tokens, from the start.
+  // Ends the branch. What it computed stays cached: `tokens` are all its computed tokens, from the start. Without any, only what
+  // was published stays.
   void Release(BranchId branch, std::span<const int32_t> tokens);
-  // Ends the branch. Only what was published stays cached, all else is free.
-  void Discard(BranchId branch);
 
   // Prompts that stay under names.
   PinnedPrompts& pins() { return pins_; }
-  const PinnedPrompts& pins() const { return pins_; }
 
   // ---- scores of cached tokens, which live as long as the tokens, of the weights that made their KV
 
   // Keeps scores of the branch's tokens from kv index `begin` on: PrefixTree::KeepScores. Nothing of KV of older weights.
   void KeepScores(BranchId branch, int32_t begin, std::span<const TokenScore> scores) {
     if (options_.share && IsCurrent(branch)) tree_.KeepScores(places_[branch].lock.node(), begin, scores);
-  }
-  // Those that are kept of the text that FindOverlap has just found, from kv index `begin` on, as many as it found.
-  void CopyScores(const PrefixTree::Cursor& found, int32_t begin, std::span<TokenScore> scores) const {
-    tree_.CopyScores(found.node, begin, scores);
   }
 
   // Schedules the next step. REQUIRES: no other one is scheduled and not launched.
@@ -222,8 +216,6 @@ class KvCache {
   BranchId TakeBranch();
   // Changes a branch's own_begin and kv_len, and the sums over them.
   void SetExtent(Branch* branch, int32_t own_begin, int32_t kv_len);
-  // Ends a branch whose own tokens are kept, or not to be kept.
-  void End(BranchId branch);
   bool HasPendingCopies(const Branch& branch) const;  // to its own pages
   // False for a branch that has KV of weights before the last Retire.
   bool IsCurrent(BranchId branch) const { return tree_.IsCurrent(places_[branch].lock.node()); }

@@ -25,13 +25,9 @@ void BeamSearch::Add(std::span<const Candidate> candidates) {
   candidates_.insert(candidates_.end(), candidates.begin(), candidates.end());
 }
 
-bool BeamSearch::Ends(const Candidate& candidate) const {
-  return length_ == options_.max_tokens || std::ranges::find(*options_.end_ids, candidate.token) != options_.end_ids->end();
-}
-
-FinishReason BeamSearch::ReasonOf(const Candidate& candidate) const {
-  const bool by_token = std::ranges::find(*options_.end_ids, candidate.token) != options_.end_ids->end();
-  return by_token ? FinishReason::kStop : FinishReason::kLength;
+std::optional<FinishReason> BeamSearch::EndOf(const Candidate& candidate) const {
+  if (std::ranges::find(*options_.end_ids, candidate.token) != options_.end_ids->end()) return FinishReason::kStop;
+  return length_ == options_.max_tokens ? std::optional(FinishReason::kLength) : std::nullopt;
 }
 
 std::span<const BeamSearch::Move> BeamSearch::Advance(int64_t weight_version) {
@@ -71,11 +67,12 @@ void BeamSearch::EndBest(int64_t version) {
   const double divisor = std::pow(static_cast<double>(length_), options_.beams.length_penalty);
   for (size_t i = 0; i < candidates_.size(); ++i) {
     const Candidate& candidate = candidates_[i];
-    if (!Ends(candidate)) {
+    const std::optional<FinishReason> end = EndOf(candidate);
+    if (!end) {
       if (std::ssize(next_) < width()) next_.push_back(candidate);
     } else if (std::cmp_less(i, width())) {
       const double sum = beams_[candidate.beam].score + candidate.logprob;
-      ended_.push_back({.last = NodeOf(candidate, version), .score = sum / divisor, .reason = ReasonOf(candidate)});
+      ended_.push_back({.last = NodeOf(candidate, version), .score = sum / divisor, .reason = *end});
     }
   }
   KeepBestEnded();
@@ -84,8 +81,8 @@ void BeamSearch::EndBest(int64_t version) {
 // What has ended stays among the best `width`, with its noise, as long as nothing that goes on displaces it.
 void BeamSearch::EndDrawn(int64_t version) {
   for (const Candidate& candidate : candidates_) {
-    if (Ends(candidate)) {
-      ended_.push_back({.last = NodeOf(candidate, version), .score = candidate.score, .reason = ReasonOf(candidate)});
+    if (const std::optional<FinishReason> end = EndOf(candidate)) {
+      ended_.push_back({.last = NodeOf(candidate, version), .score = candidate.score, .reason = *end});
     } else {
       next_.push_back(candidate);
     }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -85,11 +86,11 @@ class BeamSearch {
     FinishReason reason = FinishReason::kLength;
   };
 
-  bool Ends(const Candidate& candidate) const;
+  // How an output ends with this continuation; nothing: it goes on.
+  std::optional<FinishReason> EndOf(const Candidate& candidate) const;
   Node NodeOf(const Candidate& candidate, int64_t version) const {
     return {.parent = beams_[candidate.beam].node, .token = candidate.token, .logprob = candidate.logprob, .version = version};
   }
-  FinishReason ReasonOf(const Candidate& candidate) const;
   void Sort();
   void EndBest(int64_t version);
   void EndDrawn(int64_t version);

@@ -34,7 +34,7 @@ std::optional<int32_t> KeptScores::Find(Sequence* sequence, const KvCache& cache
   if (overlap.cached <= begin) return first;
   if (overlap.ready < overlap.cached) return std::nullopt;
   scores_.assign(static_cast<size_t>(overlap.cached - begin), TokenScore());
-  cache.CopyScores(sequence->found, begin, scores_);
+  cache.tree().CopyScores(sequence->found.node, begin, scores_);
   const TokenScore wanted = WantedOf(scores);
   for (size_t i = 0; i < scores.wanted.size(); ++i) {
     const PromptScore& one = scores.wanted[i];

@@ -369,7 +369,7 @@ bool Scheduler::ForkBeside(Sequence* child, const Sequence& parent) {
 
 void Scheduler::DropBeam(Sequence* beam) {
   if (beam->state == Sequence::State::kRunning) {
-    cache_->Discard(beam->branch);
+    cache_->Release(beam->branch, {});
     Leave(beam);
   }
   if (beam->state == Sequence::State::kWaiting) order_.Remove(beam);

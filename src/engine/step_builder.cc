@@ -116,7 +116,9 @@ void StepBuilder::Draws(ScheduledBatch::Entry* entry, int32_t last_known_row) {
   Sequence& sequence = *entry->sequence;
   StepBatch& step = batch_->step;
   TellSlot(sequence, sequence.branch, &sequence.told);
-  entry->num_draws = (sequence.request->beams != nullptr ? 1 : sequence.num_forks()) + entry->drafts;
+  const bool is_beam = sequence.request->beams != nullptr;
+  if (is_beam) beams_.push_back(static_cast<int32_t>(entry - batch_->entries.data()));
+  entry->num_draws = (is_beam ? 1 : sequence.num_forks()) + entry->drafts;
   entry->begins_samples = !sequence.request->forked;
   sequence.draw = entry->first_draw;
   const int32_t next = sequence.draws_under_way++;  // ahead of the last known token
@@ -193,17 +195,14 @@ void StepBuilder::FillTreeMasks() {
 }
 
 void StepBuilder::FillSelections() {
-  beams_.clear();
-  for (const ScheduledBatch::Entry& entry : batch_->entries) {
-    if (entry.num_draws > 0 && entry.sequence->request->beams != nullptr) beams_.push_back(&entry);
-  }
-  std::ranges::sort(beams_, {}, [](const ScheduledBatch::Entry* entry) {
-    const Sequence& sequence = *entry->sequence;
+  std::ranges::sort(beams_, {}, [this](int32_t i) {
+    const Sequence& sequence = *batch_->entries[i].sequence;
     return std::pair(sequence.request->id, sequence.request->beams->rank(sequence.index));
   });
   StepBatch& step = batch_->step;
-  for (const ScheduledBatch::Entry* const entry : beams_) {
-    const Sequence& sequence = *entry->sequence;
+  for (const int32_t i : beams_) {
+    const ScheduledBatch::Entry& entry = batch_->entries[i];
+    const Sequence& sequence = *entry.sequence;
     const BeamSearch& search = *sequence.request->beams;
     if (batch_->selecting.empty() || batch_->selecting.back() != sequence.request) {
       batch_->selecting.push_back(sequence.request);
@@ -215,11 +214,11 @@ void StepBuilder::FillSelections() {
       step.num_selected += search.wanted();
     }
     ++step.selections.back().beam_count;
-    Draw& draw = step.draws[entry->first_draw];
+    Draw& draw = step.draws[entry.first_draw];
     draw.beam = static_cast<int32_t>(step.beams.size());
     draw.sample = search.rank(sequence.index);  // which differs between the beams of a step, whatever else runs
     step.beams.push_back(
-        {.draw = entry->first_draw, .score = search.score(sequence.index), .perturbed = search.perturbed(sequence.index)});
+        {.draw = entry.first_draw, .score = search.score(sequence.index), .perturbed = search.perturbed(sequence.index)});
     batch_->beams.push_back(sequence.index);
   }
 }

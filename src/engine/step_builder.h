@@ -52,6 +52,7 @@ class StepBuilder {
   void DropWork() {
     batch_->Clear();
     in_cache_ = {};
+    beams_.clear();
   }
   // Rows for tokens of a branch that was grown past them, the first with kv index `begin`. Returns the last row.
   // REQUIRES: one call a branch and step.
@@ -105,7 +106,7 @@ class StepBuilder {
   CacheStep in_cache_;                    // of the next one
   int64_t launched_ = 0;                  // number of the step launched last
   std::vector<int32_t> path_;
-  std::vector<const ScheduledBatch::Entry*> beams_;
+  std::vector<int32_t> beams_;  // entries of the next one that draw for beams
 };
 
 }  // namespace coppice
