@@ -8,9 +8,9 @@ namespace coppice {
 CacheStep::~CacheStep() {
   if (cache_ == nullptr) return;
   if (launched_) {
-    cache_->tree_.ForgetLaunched();
+    cache_->tree_.Forget(KvProgress::kLaunched);
   } else if (!cache_->prefills_.empty()) {
-    cache_->tree_.ForgetDue();
+    cache_->tree_.Forget(KvProgress::kDue);
     cache_->prefills_.clear();
   }
 }
@@ -19,7 +19,7 @@ void CacheStep::SetQueries(BranchId branch, int32_t query_begin, int32_t query_c
   KvCache& cache = *cache_;
   cache.forest_.SetQueries(branch, query_begin, query_count, kv_len);
   if (kv_len > cache.branches_[branch].own_begin || !cache.options_.share) return;
-  cache.tree_.MarkDue(cache.places_[branch].lock.node(), kv_len);
+  cache.tree_.Mark(cache.places_[branch].lock.node(), kv_len, KvProgress::kDue);
   cache.prefills_.push_back({.branch = branch, .kv_len = kv_len});
 }
 
@@ -38,7 +38,7 @@ void CacheStep::Launched() {
   KvCache& cache = *cache_;
   for (const auto& [id, kv_len] : cache.prefills_) {
     KvCache::Place& place = cache.places_[id];
-    cache.tree_.MarkLaunched(place.lock.node(), kv_len);
+    cache.tree_.Mark(place.lock.node(), kv_len, KvProgress::kLaunched);
     // What a branch computes with other weights than those that it found is not what others read there: it stays apart.
     if (place.joins_at == 0 || kv_len < place.joins_at || !cache.IsCurrent(id)) continue;
     place.joins_at = 0;

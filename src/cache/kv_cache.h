@@ -96,7 +96,7 @@ class KvCache {
     Branch& branch = branches_[id];
     const bool prompt_was_computed = branch.computed > branch.own_begin;
     branch.computed = computed;
-    if (!prompt_was_computed) tree_.MarkReady(places_[id].lock.node(), computed);
+    if (!prompt_was_computed) tree_.Mark(places_[id].lock.node(), computed, KvProgress::kReady);
   }
   // Tokens of a branch that others could share and cannot yet: they are computed, its own, and end with a page. Publish them.
   struct TokenRange {

@@ -154,33 +154,23 @@ void PrefixTree::Extend(NodeId id, std::span<const int32_t> tokens, PageRefs* pa
   if (node.locks > 0) locked_tokens_ += static_cast<int64_t>(tokens.size());
 }
 
-void PrefixTree::MarkDue(NodeId id, int32_t computed) {
+void PrefixTree::Mark(NodeId id, int32_t end, KvProgress progress) {
+  // What lies above a node that is ready to its end is ready.
   for (; id != kRootNode && nodes_[id].ready_end < nodes_[id].end(); id = nodes_[id].parent) {
     Node& node = nodes_[id];
-    node.due_end = std::clamp(computed, node.begin, node.end());
+    const int32_t end_here = std::clamp(end, node.begin, node.end());
+    switch (progress) {
+      case KvProgress::kDue: node.due_end = end_here; break;
+      case KvProgress::kLaunched: node.launched_end = std::max(node.launched_end, end_here); break;
+      case KvProgress::kReady: node.ready_end = std::max(node.ready_end, end_here); break;
+    }
   }
 }
 
-void PrefixTree::MarkLaunched(NodeId id, int32_t computed) {
-  for (; id != kRootNode && nodes_[id].ready_end < nodes_[id].end(); id = nodes_[id].parent) {
-    Node& node = nodes_[id];
-    node.launched_end = std::max(node.launched_end, std::clamp(computed, node.begin, node.end()));
-  }
-}
-
-void PrefixTree::ForgetLaunched() {
-  for (Node& node : nodes_) node.launched_end = node.due_end = 0;
-}
-
-void PrefixTree::ForgetDue() {
-  for (Node& node : nodes_) node.due_end = 0;
-}
-
-void PrefixTree::MarkReady(NodeId id, int32_t computed) {
-  for (; id != kRootNode; id = nodes_[id].parent) {
-    Node& node = nodes_[id];
-    if (node.ready_end == node.end()) return;  // what lies above a ready node is ready
-    node.ready_end = std::max(node.ready_end, std::clamp(computed, node.begin, node.end()));
+void PrefixTree::Forget(KvProgress progress) {
+  for (Node& node : nodes_) {
+    node.due_end = 0;
+    if (progress == KvProgress::kLaunched) node.launched_end = 0;
   }
 }
 

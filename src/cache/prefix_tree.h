@@ -42,6 +42,13 @@ struct SaltRange {
   }
 };
 
+// How far the KV of a tree's tokens has come; each state holds what later ones do.
+enum class KvProgress : uint8_t {
+  kDue,       // the step that is being scheduled computes it
+  kLaunched,  // a step that computes it was launched
+  kReady,     // it is computed
+};
+
 // Path-compressed: a node covers kv indices [begin, end) of every path below it, and children of a node differ in their first
 // (salt, token). A node references every page that its range touches, pages [begin / page_size, ceil(end / page_size)); the first
 // of them holds valid KV from slot 0, the tokens of ancestors included, so that a page row is a concatenation of nodes' pages.
@@ -113,16 +120,11 @@ class PrefixTree {
   // REQUIRES: no children; ready to its end, where a page ends.
   void Extend(NodeId node, std::span<const int32_t> tokens, PageRefs* pages);
 
-  // The step that is being scheduled computes everything on the path to `node` before kv index `computed`.
-  void MarkDue(NodeId node, int32_t computed);
-  // A step that computes it was launched.
-  void MarkLaunched(NodeId node, int32_t computed);
-  // Steps failed: nothing is launched or due.
-  void ForgetLaunched();
-  // The step that was being scheduled is not launched: nothing is due but what is launched.
-  void ForgetDue();
-  // Records that everything on the path to `node` before kv index `computed` is computed.
-  void MarkReady(NodeId node, int32_t computed);
+  // Everything on the path to `node` before kv index `end` has come so far.
+  void Mark(NodeId node, int32_t end, KvProgress progress);
+  // kLaunched: steps failed, and nothing is launched or due. kDue: the step that was being scheduled is not launched, and nothing
+  // is due but what is launched. REQUIRES: not kReady.
+  void Forget(KvProgress progress);
   // Drops what nobody will compute any more: unready tokens of `node` and of ancestors that only it used. What somebody else uses
   // stays: who else waits for them is in the same step, and drops them when it fails.
   void DropUnready(NodeId node);

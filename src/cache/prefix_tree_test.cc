@@ -115,7 +115,7 @@ TEST_F(PrefixTreeTest, UnreadyTokensAreReportedAndDroppedWithTheirComputer) {
   tree_.Lock(node);
   const std::vector<int32_t> tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9};
   EXPECT_EQ(tree_.Find(tokens, {}).ready, 0);
-  tree_.MarkReady(node, 5);
+  tree_.Mark(node, 5, KvProgress::kReady);
   EXPECT_EQ(tree_.Find(tokens, {}).ready, 5);
   EXPECT_EQ(tree_.Find(tokens, {}).length, 9);
   ExpectIntact();
