@@ -239,7 +239,7 @@ GenerationCall::Parts GenerationRoutes::PartsOf(const std::shared_ptr<Call>& cal
           .facts = {.id = call->request.id,
                     .created = UnixSeconds(),
                     .model = context_.options().model,
-                    .version_label = [this](int64_t number) { return context_.engine().WeightLabel(number); }},
+                    .version_label = [this](int64_t number) { return parts_.labels->Find(number); }},
           .responder = call->responder,
           .active = parts_.calls,
           .key = call->key,

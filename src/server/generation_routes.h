@@ -19,6 +19,7 @@
 #include "server/route_context.h"
 #include "server/router.h"
 #include "server/sample_store.h"
+#include "server/weight_labels.h"
 
 namespace coppice::server {
 
@@ -29,6 +30,7 @@ class GenerationRoutes {
     PrefixStore* prefixes = nullptr;
     SampleStore* samples = nullptr;
     ActiveCalls* calls = nullptr;
+    const WeightLabels* labels = nullptr;
   };
   // `context` outlives it.
   GenerationRoutes(RouteContext* context, Parts parts);

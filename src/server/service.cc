@@ -14,6 +14,8 @@
 #include "server/host_name.h"
 #include "server/kept_response.h"
 #include "server/peer.h"
+#include "server/trainer/sglang_trainer_routes.h"
+#include "server/trainer/vllm_trainer_routes.h"
 
 namespace coppice::server {
 namespace {
@@ -35,10 +37,12 @@ ServerFacts FactsOf(const ServiceOptions& options) {
 Service::Service(Engine* engine, ServiceOptions options)
     : options_(std::move(options)),
       context_(engine, &options_),
+      weight_labels_(engine),
       trainer_(MakeTrainer()),
       prefixes_(engine, &context_.access(), options_.prefixes),
       samples_(std::make_shared<SampleStore>(engine, options_.samples)),
-      generation_routes_(&context_, {.prefixes = &prefixes_, .samples = samples_.get(), .calls = &active_calls_}),
+      generation_routes_(&context_,
+                         {.prefixes = &prefixes_, .samples = samples_.get(), .calls = &active_calls_, .labels = &weight_labels_}),
       files_(options_.files),
       batches_(ContextOfBatches(), options_.batches.store),
       batch_routes_(&files_, &batches_),
@@ -49,11 +53,12 @@ Service::Service(Engine* engine, ServiceOptions options)
       sample_routes_(&context_, &generation_routes_, samples_.get()),
       router_(Routes()) {}
 
-std::unique_ptr<TrainerRoutes> Service::MakeTrainer() {
+std::unique_ptr<TrainerContext> Service::MakeTrainer() {
   if (!context_.options().trainer) return nullptr;
-  return std::make_unique<TrainerRoutes>(TrainerRoutes::Parts{
+  return std::make_unique<TrainerContext>(TrainerContext::Parts{
       .engine = &context_.engine(),
       .calls = &active_calls_,
+      .labels = &weight_labels_,
       .facts = FactsOf(context_.options()),
       .control = *context_.options().trainer,
       .steers = [this](const std::string& key) { return context_.access().IsTrainer(key) || context_.access().IsAdmin(key); },
@@ -62,7 +67,7 @@ std::unique_ptr<TrainerRoutes> Service::MakeTrainer() {
 
 std::optional<TrainerFacts> Service::FactsForTrainer(const Call& call) {
   const bool is_trainer = trainer_ && (!context_.access().needs_key() || context_.access().IsTrainer(call.key));
-  return is_trainer ? std::optional(trainer_->facts()) : std::nullopt;
+  return is_trainer ? std::optional(trainer_->trainer_facts()) : std::nullopt;
 }
 
 std::vector<Route> Service::Routes() {
@@ -85,7 +90,10 @@ std::vector<Route> Service::Routes() {
   add(sample_routes_.Routes());
   add(score_routes_.Routes());
   add(token_routes_.Routes());
-  if (trainer_) add(trainer_->Routes());
+  if (trainer_) {
+    add(VllmTrainerRoutes(trainer_.get()));
+    add(SglangTrainerRoutes(trainer_.get()));
+  }
   return routes;
 }
 

@@ -26,7 +26,8 @@
 #include "server/service_options.h"
 #include "server/status_routes.h"
 #include "server/token_routes.h"
-#include "server/trainer/trainer_routes.h"
+#include "server/trainer/trainer_context.h"
+#include "server/weight_labels.h"
 
 namespace coppice::server {
 
@@ -55,7 +56,7 @@ class Service {
   int64_t active() { return context_.access().active(); }
 
  private:
-  std::unique_ptr<TrainerRoutes> MakeTrainer();
+  std::unique_ptr<TrainerContext> MakeTrainer();
   std::vector<Route> Routes();
   // Nothing: the call's key is none of a trainer.
   std::optional<TrainerFacts> FactsForTrainer(const Call& call);
@@ -68,7 +69,8 @@ class Service {
   const ServiceOptions options_;
   RouteContext context_;
   ActiveCalls active_calls_;
-  const std::unique_ptr<TrainerRoutes> trainer_;  // null: off
+  WeightLabels weight_labels_;
+  const std::unique_ptr<TrainerContext> trainer_;  // null: off
   PrefixStore prefixes_;
   const std::shared_ptr<SampleStore> samples_;
   GenerationRoutes generation_routes_;

@@ -19,8 +19,12 @@ std::string KnownChecksum(const ArrivedWeights& weights, const WeightTensor& ten
 
 }  // namespace
 
-TrainerControl::TrainerControl(Engine* engine, const ActiveCalls* calls, Options options)
-    : engine_(*engine), calls_(*calls), options_(std::move(options)), thread_([this](const std::stop_token& stop) { Run(stop); }) {}
+TrainerControl::TrainerControl(Engine* engine, const ActiveCalls* calls, WeightLabels* labels, Options options)
+    : engine_(*engine),
+      calls_(*calls),
+      labels_(*labels),
+      options_(std::move(options)),
+      thread_([this](const std::stop_token& stop) { Run(stop); }) {}
 
 // ---------------------------------------------------------------------------------------------------------------- any thread
 
@@ -31,18 +35,6 @@ void TrainerControl::Post(std::function<void()> work) {
     work_.push_back(std::move(work));
   }
   posted_.notify_one();
-}
-
-std::string TrainerControl::label() const {
-  const int64_t version = engine_.weight_version().number;
-  const std::lock_guard lock(mutex_);
-  return named_.number == version && !named_.label.empty() ? named_.label : std::to_string(version);
-}
-
-void TrainerControl::SetLabel(std::string label) {
-  const int64_t version = engine_.weight_version().number;
-  const std::lock_guard lock(mutex_);
-  named_ = {.number = version, .label = std::move(label)};
 }
 
 void TrainerControl::Drain(const Status& why) {
@@ -182,7 +174,7 @@ Status TrainerControl::Bring(const ArrivedWeights& weights, PauseMode mode, cons
     if (engine_.Load().state == EngineState::kPaused) mode = PauseMode::kKeep;
     const Status updated = engine_.UpdateWeights(weights.tensors(), {.when = mode, .label = label}).status();
     if (!updated.ok() && ChangedNothing(updated)) return updated;
-    if (updated.ok()) SetLabel(label);
+    if (updated.ok()) labels_.Set(label);
     NoteBrought(weights, with_checksums);
     is_half_ = AnyMissing();
     return updated;
@@ -219,7 +211,7 @@ Status TrainerControl::BringWhole(const ArrivedWeights& weights, PauseMode mode,
     }
     return updated;
   }
-  SetLabel(label);
+  labels_.Set(label);
   NoteBrought(weights, /*with_checksums=*/false);
   return NoteWhole(resumes);
 }
@@ -233,7 +225,7 @@ Status TrainerControl::Finish(const std::string& label) {
       GiveUp(ended.message());
       return ended;
     }
-    SetLabel(name);
+    labels_.Set(name);
   } else if (is_half_) {
     GiveUp("it brought no weights");
     return FailedPrecondition("the update brought no weights, and some are missing from one that ended half-way");
@@ -265,7 +257,7 @@ void TrainerControl::GiveUp(std::string_view why) {
     const Status ended = engine_.UpdateWeights({}, {.when = PauseMode::kKeep, .label = label, .part = UpdatePart::kLast}).status();
     if (ended.ok()) {
       spdlog::warn("an update of weights was not ended, though all of them have come ({}): it ends now", why);
-      SetLabel(label);
+      labels_.Set(label);
       if (const Status whole = NoteWhole(resumes); !whole.ok()) spdlog::error("{}", whole.message());
       return;
     }
@@ -293,7 +285,7 @@ bool TrainerControl::AnyMissing() {
 }
 
 void TrainerControl::NoteFile() {
-  SetLabel({});
+  labels_.Set({});
   checksums_.clear();
   is_of_file_ = true;
 }

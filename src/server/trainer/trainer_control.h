@@ -21,6 +21,7 @@
 #include "coppice/engine/engine.h"
 #include "server/active_calls.h"
 #include "server/trainer/arrived_weights.h"
+#include "server/weight_labels.h"
 
 namespace coppice::server {
 
@@ -46,8 +47,8 @@ class TrainerControl {
     // An open update whose next part has not come for so long is given up.
     std::chrono::milliseconds patience{60'000};
   };
-  // `engine` and `calls` outlive it; another thread steps the engine.
-  TrainerControl(Engine* engine, const ActiveCalls* calls, Options options);
+  // The first three outlive it; another thread steps the engine.
+  TrainerControl(Engine* engine, const ActiveCalls* calls, WeightLabels* labels, Options options);
   ~TrainerControl() { Join(); }
   TrainerControl(const TrainerControl&) = delete;
   TrainerControl& operator=(const TrainerControl&) = delete;
@@ -55,9 +56,6 @@ class TrainerControl {
   // Does the work after what was posted before, on the control's thread. After Join it is dropped. Thread-safe, as those below.
   void Post(std::function<void()> work);
   UpdateState update_state() const { return update_state_; }
-  // The trainer's name of the weights; without one, the number of their version.
-  std::string label() const;
-  void SetLabel(std::string label);
   // The server ends: generations that a paused engine keeps are failed with `why`.
   void Drain(const Status& why);
   // Ends the thread, after the work that runs. The engine must be stepped meanwhile.
@@ -115,6 +113,7 @@ class TrainerControl {
 
   Engine& engine_;
   const ActiveCalls& calls_;
+  WeightLabels& labels_;
   const Options options_;
   std::atomic<UpdateState> update_state_{UpdateState::kNone};
 
@@ -129,7 +128,6 @@ class TrainerControl {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable_any posted_;
   std::deque<std::function<void()>> work_;
-  WeightVersion named_;  // the version that was named last
   bool ended_ = false;
 
   std::jthread thread_;  // last

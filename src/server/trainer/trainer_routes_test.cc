@@ -1,6 +1,5 @@
 // Trainers' routes over an engine with a fake model that another thread steps: what they answer, and what becomes of generations,
 // whatever order they come in. No sockets.
-#include "server/trainer/trainer_routes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +9,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,6 +25,8 @@
 #include "engine/testing/engine_harness.h"
 #include "server/service.h"
 #include "server/testing/shared_segment.h"
+#include "server/trainer/sglang_trainer_routes.h"
+#include "server/trainer/vllm_trainer_routes.h"
 
 namespace coppice::server {
 namespace {
@@ -196,7 +198,11 @@ class Models {
 
 TEST_F(TrainerRoutesTest, AreNotThereUnlessAskedFor) {
   Service without(&harness_.engine(), {.model = "fake", .version = "1", .max_context = kContext});
-  for (const Route& route : TrainerRoutes({.engine = &harness_.engine(), .calls = nullptr}).Routes()) {
+  WeightLabels labels(&harness_.engine());
+  TrainerContext trainer({.engine = &harness_.engine(), .calls = nullptr, .labels = &labels});
+  std::vector<Route> routes = VllmTrainerRoutes(&trainer);
+  std::ranges::move(SglangTrainerRoutes(&trainer), std::back_inserter(routes));
+  for (const Route& route : routes) {
     auto answer = std::make_shared<KeptAnswer>();
     without.Handle({.method = std::string(route.method), .path = std::string(route.path)}, answer);
     EXPECT_EQ(answer->status(), 404) << route.path;
@@ -288,6 +294,11 @@ TEST_F(TrainerRoutesTest, AnUpdateInPartsIsOneVersion) {
   EXPECT_EQ(Get("/weight_version")->body()["weight_version"], "step 7");
   EXPECT_EQ(Post("/update_weight_version", {{"new_version", "best"}})->status(), 200);
   EXPECT_EQ(Get("/weight_info")->body()["weight_version"], "best");
+  EXPECT_EQ(
+      Post("/inference/v1/generate", {{"token_ids", {1, 2, 3}}, {"sampling_params", {{"max_tokens", 2}, {"ignore_eos", true}}}})
+          ->body()["choices"][0]["weight_versions"][0]["version"],
+      "best")
+      << "answers name weights as the trainer does";
   EXPECT_EQ(Get("/weight_info")->body()["weights"][1],
             json({{"name", "seed"}, {"dtype", "float32"}, {"shape", {1}}, {"missing", false}}));
   EXPECT_EQ(Update(), "none");
