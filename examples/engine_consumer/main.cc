@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
   if (argc != 4) return fail(coppice::InvalidArgument("expected MODEL PROMPT SEED"));
   const auto engine = coppice::Engine::Create({.model_path = argv[1]});
   if (!engine.ok()) return fail(engine.status());
-  if ((*engine)->tokenizer() == nullptr) return fail((*engine)->tokenizer_status());
+  if ((*engine)->tokenizer() == nullptr) return fail((*engine)->model_info().tokenizer_status);
   const auto prompt = (*engine)->tokenizer()->Encode(argv[2]);
   if (!prompt.ok()) return fail(prompt.status());
 

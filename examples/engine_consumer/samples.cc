@@ -21,7 +21,7 @@ T OrDie(coppice::Result<T> result) {
 int main(int argc, char** argv) {
   if (argc != 3) OrDie<int>(coppice::InvalidArgument("expected MODEL PROMPT"));
   const auto engine = OrDie(coppice::Engine::Create({.model_path = argv[1]}));
-  if (engine->tokenizer() == nullptr) OrDie<int>(engine->tokenizer_status());
+  if (engine->tokenizer() == nullptr) OrDie<int>(engine->model_info().tokenizer_status);
 
   std::vector<std::string> texts(4);
   coppice::Request request{.prompt_ids = OrDie(engine->tokenizer()->Encode(argv[2])), .n = 4, .max_tokens = 64};

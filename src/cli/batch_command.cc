@@ -246,7 +246,7 @@ Result<ExitCode> Batch(BatchOptions options) {
   TellNotes(*engine);
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<OpenAiRequestParser> made,
                            MakeParser(options, {.tokenizer = engine->tokenizer(),
-                                                .status = engine->tokenizer_status(),
+                                                .status = engine->model_info().tokenizer_status,
                                                 .context_length = engine->model_info().context_length,
                                                 .vocab_size = engine->model_info().vocab_size}));
   const OpenAiRequestParser& parser = *made;

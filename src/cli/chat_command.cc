@@ -262,7 +262,8 @@ Result<ExitCode> RunChat(ChatOptions options) {
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                            LoadEngine(run.engine, run.quiet ? LoadingIs::kSilent : LoadingIs::kShown));
   TellNotes(*engine);
-  if (!engine->tokenizer()) return FailedPrecondition(engine->tokenizer_status().message() + "; a chat needs a tokenizer");
+  if (!engine->tokenizer())
+    return FailedPrecondition(engine->model_info().tokenizer_status.message() + "; a chat needs a tokenizer");
   if (engine->tokenizer()->info().chat_template.empty())
     return InvalidArgument("the model has no chat template: it was not trained to chat; use coppice run");
   TakeSamplingDefaults(engine->model_info(), &run);

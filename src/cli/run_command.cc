@@ -65,7 +65,8 @@ Result<std::shared_ptr<const TokenConstraint>> MakeConstraint(const RunOptions& 
   } else {
     return std::shared_ptr<const TokenConstraint>();
   }
-  if (!engine.tokenizer()) return FailedPrecondition(engine.tokenizer_status().message() + "; samples have no text to constrain");
+  if (!engine.tokenizer())
+    return FailedPrecondition(engine.model_info().tokenizer_status.message() + "; samples have no text to constrain");
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<GrammarCompiler> compiler,
                            GrammarCompiler::Create(*engine.tokenizer(), engine.model_info().vocab_size));
   return compiler->Compile(source);
@@ -87,7 +88,7 @@ Result<ExitCode> Run(RunOptions options) {
   TellNotes(*engine);
   TakeSamplingDefaults(engine->model_info(), &options);
   Request& request = options.request;
-  if (const Status status = engine->tokenizer_status(); !status.ok() && status.code() != StatusCode::kNotFound) {
+  if (const Status status = engine->model_info().tokenizer_status; !status.ok() && status.code() != StatusCode::kNotFound) {
     if (text) return Status(status.code(), status.message() + "; give the prompt as --prompt-ids 1,2,3");
     spdlog::warn("samples are token ids, without text: {}", OneLine(status.message()));
   }

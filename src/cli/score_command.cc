@@ -267,8 +267,8 @@ Result<ExitCode> Score(ScoreOptions options) {
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(options.engine));
   TellNotes(*engine);
   const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
-  const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->tokenizer_status(), /*vocab_size=*/0,
-                                           {.unknown_fields = options.unknown_fields});
+  const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->model_info().tokenizer_status,
+                                           /*vocab_size=*/0, {.unknown_fields = options.unknown_fields});
   CatchFirstInterrupt();
   const std::string model = std::filesystem::path(options.engine.model_path).filename().string();
   ScoreRunner runner(engine.get(), &parser, model, options.queue, output.get());

@@ -316,8 +316,8 @@ Result<ExitCode> Grow(TreeOptions options) {
   TellNotes(*engine);
   const ModelInfo& model = engine->model_info();
   const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : model.context_length;
-  const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->tokenizer_status(), model.vocab_size,
-                                           {.sampling = SamplingOf(options.sampling_defaults, model)});
+  const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->model_info().tokenizer_status,
+                                           model.vocab_size, {.sampling = SamplingOf(options.sampling_defaults, model)});
   CatchFirstInterrupt();
   TreeSession session(engine.get(), &parser);
   bool all_done = true;

@@ -37,7 +37,7 @@ std::string Listener::BeginText(int32_t sample, TextStream text) {
   return held;
 }
 
-Emitter::Emitter(bool own_thread) {
+Emitter::Emitter(bool own_thread, std::function<void()> on_sent) : on_sent_(std::move(on_sent)) {
   spare_.reserve(kMostSpare);
   if (own_thread) thread_ = std::thread([this] { Loop(); });
 }
@@ -126,6 +126,7 @@ void Emitter::Process(Emissions* emissions) {
     }
     if (item.reason) (void)try_to([&] { SendEnd(item); });
   }
+  if (on_sent_ && !emissions->items.empty()) on_sent_();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   const std::lock_guard lock(mutex_);
   seconds_ += seconds.count();

@@ -77,7 +77,8 @@ struct Emissions {
 class Emitter {
  public:
   // own_thread: Send returns at once and events are sent on a thread of the emitter's own; else within Send.
-  explicit Emitter(bool own_thread);
+  // on_sent: EngineOptions::on_events_sent.
+  explicit Emitter(bool own_thread, std::function<void()> on_sent = {});
   // Sends what is left.
   ~Emitter();
 
@@ -98,6 +99,7 @@ class Emitter {
   // What is left to say to whom an event was lost.
   static void SendEnd(const Emissions::Item& item);
 
+  const std::function<void()> on_sent_;
   std::atomic<bool> lost_{false};
   StreamEvent event_;         // reused: its vectors keep their memory
   mutable std::mutex mutex_;  // guards what follows

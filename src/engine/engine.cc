@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -30,9 +29,9 @@
 #include "engine/engine_parts.h"
 #include "engine/fair_mutex.h"
 #include "engine/inbox.h"
+#include "engine/lifecycle.h"
 #include "engine/metrics.h"
 #include "engine/prefixes.h"
-#include "engine/request_groups.h"
 #include "engine/request_memory.h"
 #include "engine/request_state.h"
 #include "engine/request_table.h"
@@ -77,6 +76,7 @@ ModelInfo ModelInfoOf(const EngineParts& parts) {
           .eos_token_ids = config.eos_token_ids,
           .kv_dtype = info.kv_dtype,
           .kv_bytes_per_token = info.kv_bytes_per_token,
+          .tokenizer_status = parts.tokenizer_status,
           .sampling = parts.sampling,
           .notes = parts.notes};
 }
@@ -102,23 +102,14 @@ class EngineImpl final : public Engine {
   Status Resume() override;
   Status Sleep(const SleepOptions& options) override;
   Status Wake(const WakeOptions& options) override;
-  WeightVersion weight_version() const override {
-    const std::lock_guard lock(version_mutex_);
-    return version_;
-  }
-  std::string WeightLabel(int64_t number) const override {
-    const std::lock_guard lock(version_mutex_);
-    const auto found = std::ranges::find(labels_, number, &WeightVersion::number);
-    return found == labels_.end() ? std::string() : found->label;
-  }
+  WeightVersion weight_version() const override { return lifecycle_.version(); }
   Result<bool> Step() override;
   Status Run(std::stop_token stop) override;
   EngineLoad Load() const override {
-    return {.waiting = inbox_.waiting(), .running = metrics_.running(), .draining = holds_new_, .state = state_};
+    return {.waiting = inbox_.waiting(), .running = metrics_.running(), .draining = holds_new_, .state = lifecycle_.state()};
   }
   EngineMetrics Metrics() const override { return metrics_.Snapshot(); }
   const Tokenizer* tokenizer() const override { return parts_.tokenizer.get(); }
-  Status tokenizer_status() const override { return parts_.tokenizer_status; }
   const ModelInfo& model_info() const override { return model_info_; }
 
  private:
@@ -137,20 +128,15 @@ class EngineImpl final : public Engine {
   // Between steps:
   // `source` may be null where the part is an update's last one.
   Result<WeightVersion> ReplaceWeights(const WeightSource* source, const std::string& label, UpdatePart part);
-  Status CheckPart(UpdatePart part) const;
   Status CheckNoneMissing() const;
   void LetCachedGo();  // KV that is of other weights, or gone
   Status FallAsleep(bool keeps_weights, bool refuses_new);
   Status WakeUp(const WakeOptions& options);
-  Status Continue();
   void HoldNew(bool hold) {
     scheduler_.HoldNew(hold);
     holds_new_ = hold;
   }
   bool HasBegun();  // any request
-  Status CheckWeightsAreWhole() const;
-  Status CheckAwake(std::string_view else_what) const;
-  Status CheckTakesNew() const;  // requests
   Result<bool> StepOnce();
   // Runs `body`, which changes requests, schedule or cache. What it throws, for want of memory, leaves them in doubt.
   template <class Body>
@@ -209,7 +195,6 @@ class EngineImpl final : public Engine {
   Inbox inbox_;
   Inbox::Arrivals arrivals_;
   RequestTable requests_;
-  RequestGroups groups_;
   std::vector<RequestPtr> retired_;  // done, but a step under way refers to them
   struct UnderWay {
     ScheduledBatch* batch = nullptr;
@@ -222,14 +207,8 @@ class EngineImpl final : public Engine {
   bool books_in_doubt_ = false;      // KeepBooks did not come to its end
   FairMutex stepping_;               // held by a step, and by another thread that needs what belongs to the stepping thread
   std::mutex interrupting_;          // held by UpdateWeights, Pause, Resume, Sleep and Wake, before stepping_
-  std::atomic<EngineState> state_{EngineState::kRunning};
-  std::atomic<bool> refuses_new_{false};  // while it does not run
-  std::atomic<bool> weights_are_whole_{true}, holds_new_{false};
-  bool update_is_open_ = false;  // between its first part and its last
-  static constexpr size_t kMostLabels = 64;
-  mutable std::mutex version_mutex_;  // guards what follows
-  WeightVersion version_;
-  std::deque<WeightVersion> labels_;  // of the last versions, that of the loaded model left out
+  std::atomic<bool> holds_new_{false};
+  Lifecycle lifecycle_;
 
   Emitter emitter_;  // last, so that it is done before what it refers to goes
 };
@@ -270,7 +249,7 @@ EngineImpl::EngineImpl(EngineParts parts)
                 .tokenizer = parts_.tokenizer.get(),
                 .limits = &limits_}),
       inbox_(parts_.options.max_waiting),
-      emitter_(parts_.options.event_thread) {
+      emitter_(parts_.options.event_thread, parts_.options.on_events_sent) {
   under_way_.reserve(1 + static_cast<size_t>(parts_.options.steps_ahead));
 }
 
@@ -279,7 +258,7 @@ EngineImpl::EngineImpl(EngineParts parts)
 Result<RequestId> EngineImpl::Submit(Request request) {
   return CatchExhaustion("taking a request", [&]() -> Result<RequestId> {
     COPPICE_RETURN_IF_ERROR(ValidateRequest(request, limits_));
-    COPPICE_RETURN_IF_ERROR(CheckTakesNew());
+    COPPICE_RETURN_IF_ERROR(lifecycle_.CheckTakesNew());
     if (request.beams.width > 0) {  // which tokens are an output's last ones decides how it scores
       const int32_t room = limits_.max_context - static_cast<int32_t>(request.prompt_ids.size());
       request.max_tokens = std::min(request.max_tokens, room);
@@ -331,7 +310,7 @@ RequestState* EngineImpl::FindAlive(RequestId id) {
 
 template <class Change>
 auto EngineImpl::ChangeSamples(RequestId id, Change change) -> decltype(change(std::declval<RequestState*>())) {
-  COPPICE_RETURN_IF_ERROR(CheckTakesNew());
+  COPPICE_RETURN_IF_ERROR(lifecycle_.CheckTakesNew());
   const std::lock_guard between_steps(stepping_);
   if (books_in_doubt_) StartOver();
   auto changed = KeepBooks([&]() -> decltype(change(nullptr)) {
@@ -397,7 +376,7 @@ Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path, 
   const std::lock_guard between_steps(stepping_);
   if (books_in_doubt_) StartOver();
   return KeepBooks([&]() -> Status {
-    if (state_ == EngineState::kAsleep) return FailedPrecondition("the engine is asleep: wake it to load " + path);
+    COPPICE_RETURN_IF_ERROR(lifecycle_.CheckAwake("wake it to load " + path));
     if (prefix.origin != prefixes_.origin())
       return Unavailable(path + ": the engine's weights were updated while the file was read");
     COPPICE_RETURN_IF_ERROR(Quiesce());
@@ -405,24 +384,7 @@ Status EngineImpl::ReadAndPin(const std::string& name, const std::string& path, 
   });
 }
 
-Status EngineImpl::CheckWeightsAreWhole() const {
-  if (weights_are_whole_) return OkStatus();
-  return Unavailable(
-      "an update of weights ended half-way, so that old and new ones are mixed: update all of them, or load the model again");
-}
-
-Status EngineImpl::CheckAwake(std::string_view else_what) const {
-  return state_ == EngineState::kAsleep ? FailedPrecondition(fmt::format("the engine is asleep: {}", else_what)) : OkStatus();
-}
-
 bool EngineImpl::HasBegun() { return std::ranges::any_of(requests_.FindUnfinished(), &RequestState::has_begun); }
-
-Status EngineImpl::CheckTakesNew() const {
-  if (state_ == EngineState::kRunning) return CheckWeightsAreWhole();
-  if (refuses_new_) COPPICE_RETURN_IF_ERROR(CheckWeightsAreWhole());
-  return refuses_new_ ? Unavailable("the engine is " + std::string(Name(state_)) + " and takes no requests: try again later")
-                      : OkStatus();
-}
 
 template <class Check, class Body>
 auto EngineImpl::RunBetweenSteps(PauseMode mode, Check check, Body body) -> decltype(body()) {
@@ -455,9 +417,7 @@ auto EngineImpl::RunBetweenSteps(PauseMode mode, Check check, Body body) -> decl
         ForgetDone();
         return result;
       }
-      if (state_ != EngineState::kRunning)
-        return FailedPrecondition("the engine is " + std::string(Name(state_)) +
-                                  " with samples that are kept, which will not finish: resume it, or do not wait for them");
+      COPPICE_RETURN_IF_ERROR(lifecycle_.CheckFinishes());
       HoldNew(true);
     }
     std::this_thread::sleep_for(kPoll);  // of the steps that others run
@@ -474,41 +434,21 @@ Result<WeightVersion> EngineImpl::UpdateWeights(std::span<const WeightTensor> te
     return RunBetweenSteps(
         options.when,
         [&]() -> Status {
-          COPPICE_RETURN_IF_ERROR(CheckAwake("wake it to update its weights"));
-          return CheckPart(options.part);
+          COPPICE_RETURN_IF_ERROR(lifecycle_.CheckAwake("wake it to update its weights"));
+          return lifecycle_.CheckPart(options.part);
         },
         [&] { return ReplaceWeights(source.get(), options.label, options.part); });
   });
 }
 
-Status EngineImpl::CheckPart(UpdatePart part) const {
-  if (update_is_open_ || part == UpdatePart::kWhole || part == UpdatePart::kFirst) return OkStatus();
-  return FailedPrecondition("no update of weights is open: begin one with its first part");
-}
-
 Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource* source, const std::string& label, UpdatePart part) {
-  const bool begins = part == UpdatePart::kWhole || part == UpdatePart::kFirst;
-  const bool ends = part == UpdatePart::kWhole || part == UpdatePart::kLast;
   LetCachedGo();
-  const bool was_open = std::exchange(update_is_open_, !ends);
-  if (begins && (was_open || !ends)) runner_.BeginUpdate();
+  const bool was_open = lifecycle_.BeginPart(part);
+  if (Begins(part) && (was_open || !Ends(part))) runner_.BeginUpdate();
   const Status updated = source != nullptr ? runner_.UpdateWeights(*source) : OkStatus();
-  if (!updated.ok()) update_is_open_ = false;
-  if (ends && updated.ok()) runner_.EndUpdate();
-  weights_are_whole_ = runner_.weights_are_whole() && !update_is_open_;
-  WeightVersion version;
-  {
-    const std::lock_guard lock(version_mutex_);
-    if (begins) ++version_.number;
-    if (begins || !label.empty()) version_.label = label;
-    version = version_;
-    if (begins || labels_.empty()) {
-      labels_.push_back(version_);
-      if (labels_.size() > kMostLabels) labels_.pop_front();
-    } else {
-      labels_.back() = version_;
-    }
-  }
+  if (Ends(part) && updated.ok()) runner_.EndUpdate();
+  const WeightVersion version = lifecycle_.EndPart(part, updated.ok(), label);
+  lifecycle_.NoteWhole(runner_.weights_are_whole());
   events_.set_weight_version(version.number);
   prefixes_.set_weight_version(version.number);
   COPPICE_RETURN_IF_ERROR(updated);
@@ -517,7 +457,7 @@ Result<WeightVersion> EngineImpl::ReplaceWeights(const WeightSource* source, con
 }
 
 Status EngineImpl::CheckNoneMissing() const {
-  if (weights_are_whole_) return OkStatus();
+  if (lifecycle_.weights_are_whole()) return OkStatus();
   const HeldWeights weights = runner_.Weights();
   const auto is_missing = [](const auto& weight) { return weight.second.missing; };
   const auto first = std::ranges::find_if(weights, is_missing);
@@ -560,10 +500,9 @@ void EngineImpl::LetCachedGo() {
 Status EngineImpl::Pause(const PauseOptions& options) {
   return CatchExhaustion("pausing", [&] {
     return RunBetweenSteps(
-        options.mode, [this] { return CheckAwake("it computes nothing until Wake"); },
+        options.mode, [this] { return lifecycle_.CheckAwake("it computes nothing until Wake"); },
         [&] {
-          state_ = EngineState::kPaused;
-          refuses_new_ = options.refuse_new;
+          lifecycle_.Pause(options.refuse_new);
           return OkStatus();
         });
   });
@@ -572,15 +511,8 @@ Status EngineImpl::Pause(const PauseOptions& options) {
 Status EngineImpl::Resume() {
   return CatchExhaustion("resuming", [this] {
     return RunBetweenSteps(
-        PauseMode::kKeep, [this] { return CheckAwake("wake it"); }, [this] { return Continue(); });
+        PauseMode::kKeep, [this] { return lifecycle_.CheckAwake("wake it"); }, [this] { return lifecycle_.Resume(); });
   });
-}
-
-Status EngineImpl::Continue() {
-  if (state_ == EngineState::kPaused && !weights_are_whole_)
-    return FailedPrecondition("weights are missing: update all of them, or wake the engine so that it reads the model's file");
-  state_ = EngineState::kRunning;
-  return OkStatus();
 }
 
 Status EngineImpl::Sleep(const SleepOptions& options) {
@@ -589,7 +521,7 @@ Status EngineImpl::Sleep(const SleepOptions& options) {
     return RunBetweenSteps(
         options.pause.mode,
         [&]() -> Status {
-          COPPICE_RETURN_IF_ERROR(CheckAwake("wake it first"));
+          COPPICE_RETURN_IF_ERROR(lifecycle_.CheckAwake("wake it first"));
           return runner_.CheckSleep(keeps_weights);
         },
         [&] { return FallAsleep(keeps_weights, options.pause.refuse_new); });
@@ -598,9 +530,8 @@ Status EngineImpl::Sleep(const SleepOptions& options) {
 
 Status EngineImpl::FallAsleep(bool keeps_weights, bool refuses_new) {
   const Status slept = runner_.Sleep(keeps_weights);
-  state_ = EngineState::kAsleep;
-  refuses_new_ = refuses_new;
-  weights_are_whole_ = runner_.weights_are_whole() && !update_is_open_;
+  lifecycle_.FallAsleep(refuses_new);
+  lifecycle_.NoteWhole(runner_.weights_are_whole());
   scheduler_.PreemptAll();
   LetCachedGo();
   const Status drafter_slept = drafts_.Sleep();
@@ -615,18 +546,18 @@ Status EngineImpl::Wake(const WakeOptions& options) {
 }
 
 Status EngineImpl::WakeUp(const WakeOptions& options) {
-  const bool was_asleep = state_ == EngineState::kAsleep;
+  const bool was_asleep = lifecycle_.state() == EngineState::kAsleep;
   if (was_asleep) {
     COPPICE_RETURN_IF_ERROR(runner_.Wake());
     COPPICE_RETURN_IF_ERROR(drafts_.Wake());
-    state_ = EngineState::kPaused;
+    lifecycle_.WakeUp();
   }
-  if (options.reload && !weights_are_whole_ && parts_.open_weights) {
+  if (options.reload && !lifecycle_.weights_are_whole() && parts_.open_weights) {
     COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> loaded, parts_.open_weights());
     COPPICE_RETURN_IF_ERROR(ReplaceWeights(loaded.get(), /*label=*/"", UpdatePart::kWhole).status());
     prefixes_.set_weight_version(0);  // KV of these is that of the model as it was loaded
   }
-  return was_asleep && options.resume ? Continue() : OkStatus();
+  return was_asleep && options.resume ? lifecycle_.Resume() : OkStatus();
 }
 
 // ----------------------------------------------------------------------------------------------------------- the stepping thread
@@ -639,7 +570,7 @@ Status EngineImpl::Run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     COPPICE_ASSIGN_OR_RETURN(const bool worked, Step());
     // Of requests that wait while nothing is computed, deadlines come.
-    if (!worked) inbox_.WaitForArrivals(stop, std::chrono::milliseconds(state_ == EngineState::kRunning ? 0 : 20));
+    if (!worked) inbox_.WaitForArrivals(stop, std::chrono::milliseconds(lifecycle_.is_running() ? 0 : 20));
   }
   return OkStatus();
 }
@@ -695,13 +626,13 @@ Result<bool> EngineImpl::RunStep() {
   TraceSpan span("step");
   const Clock::time_point begin = Clock::now();
   metrics_.BeginStep();
-  metrics_.step().weight_version = version_.number;  // changed between steps alone
+  metrics_.step().weight_version = lifecycle_.version().number;
   COPPICE_ASSIGN_OR_RETURN(const bool took, TakeInbox());
   COPPICE_ASSIGN_OR_RETURN(const bool late, EndLateRequests());
   COPPICE_ASSIGN_OR_RETURN(const bool unheard, EndUnheardRequests());
   COPPICE_ASSIGN_OR_RETURN(const bool over, EndOverGroups());
   const bool changed = took || late || unheard || over;
-  if (state_ != EngineState::kRunning) return changed;
+  if (!lifecycle_.is_running()) return changed;
   const int32_t samples = scheduler_.num_running();  // about as many as decode
   const size_t most_under_way = drafts_.DecideFor(samples) ? 1 : 1 + parts_.options.steps_ahead;
   while (under_way_.size() < most_under_way) {
@@ -735,8 +666,8 @@ Result<bool> EngineImpl::RunStep() {
 
 Result<bool> EngineImpl::TakeInbox() {
   prefixes_.ApplyUnpins();
-  const bool computes = state_ == EngineState::kRunning;
-  if (weights_are_whole_ && computes) {
+  const bool computes = lifecycle_.is_running();
+  if (lifecycle_.weights_are_whole() && computes) {
     for (Request& request : prefixes_.TakeRepins()) {
       RequestPtr own = MakeRequest(std::move(request), model_info_.eos_token_ids, parts_.tokenizer.get(), &request_memory_);
       own->repins = true;
@@ -747,12 +678,11 @@ Result<bool> EngineImpl::TakeInbox() {
   for (RequestPtr& arrived : arrivals_.requests) {
     RequestState* const request = requests_.Add(std::move(arrived));
     metrics_.totals().prompt_tokens += request->prompt_length();
-    groups_.Join(request);
     scheduler_.Add(request);
   }
-  if (!weights_are_whole_ && computes) {
+  if (!lifecycle_.weights_are_whole() && computes) {
     for (RequestState* const request : requests_.FindUnfinished())
-      committer_.EndRequest(request, FinishReason::kError, CheckWeightsAreWhole());
+      committer_.EndRequest(request, FinishReason::kError, lifecycle_.CheckWeightsAreWhole());
   }
   const Status drained = arrivals_.ends_any() ? Drain() : OkStatus();  // a step may compute what others wait for
   EndUnwanted();
@@ -796,9 +726,9 @@ Result<bool> EngineImpl::EndUnheardRequests() {
 }
 
 Result<bool> EngineImpl::EndOverGroups() {
-  if (groups_.FindOver().empty()) return false;
+  if (requests_.FindOver().empty()) return false;
   COPPICE_RETURN_IF_ERROR(Drain());  // a step may compute what others wait for
-  for (RequestState* const request : groups_.FindOver()) committer_.EndRequest(request, FinishReason::kCancelled, OkStatus());
+  for (RequestState* const request : requests_.FindOver()) committer_.EndRequest(request, FinishReason::kCancelled, OkStatus());
   return true;
 }
 
@@ -881,7 +811,6 @@ void EngineImpl::ForgetDone() {
   retired_.reserve(events_.done().size());
   for (const RequestId id : events_.done()) {
     RequestPtr request = requests_.Remove(id);
-    groups_.Leave(request.get());
     events_.emissions()->retired.push_back(std::move(request->listener));
     if (!under_way_.empty()) retired_.push_back(std::move(request));
   }

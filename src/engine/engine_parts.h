@@ -31,8 +31,8 @@ struct EngineParts {
   EngineOptions options;                 // complete: no zeros or kAutoChunk that stand for a default, but max_waiting
   std::vector<ChunkSpeed> chunk_probe;   // if the chunk was measured
   std::unique_ptr<Tokenizer> tokenizer;  // may be null
-  Status tokenizer_status;               // why it is
-  SamplingParams sampling;               // these two: of ModelInfo
+  Status tokenizer_status;               // this and the two below: of ModelInfo
+  SamplingParams sampling;
   std::vector<std::string> notes;
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<attention::Context> context;  // may be null if the runner does not need one

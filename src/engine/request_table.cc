@@ -11,6 +11,7 @@ RequestState* RequestTable::Add(RequestPtr&& request) {
   RequestPtr& place = requests_[request->id];  // before anything is taken: there may be no memory for it
   place = std::move(request);
   num_deadlines_ += place->deadline.has_value();
+  groups_.Join(place.get());
   return place.get();
 }
 
@@ -44,6 +45,7 @@ RequestPtr RequestTable::Remove(RequestId id) {
   RequestPtr request = std::move(found->second);
   num_deadlines_ -= request->deadline.has_value();
   requests_.erase(found);
+  groups_.Leave(request.get());
   return request;
 }
 

@@ -1,4 +1,4 @@
-// The requests that the engine works on, by id, from when they are taken until their last event is written.
+// The requests that the engine works on, by id and by group, from when they are taken until their last event is written.
 // Layer: engine.
 #pragma once
 
@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/request_groups.h"
 #include "engine/request_state.h"
 
 namespace coppice {
@@ -20,6 +21,8 @@ class RequestTable {
   std::span<RequestState* const> FindLate(RequestState::Clock::time_point now);
   // All unfinished ones; valid until the next call of either.
   std::span<RequestState* const> FindUnfinished();
+  // The unfinished ones of groups that are over (RequestGroups); valid until the next call.
+  std::span<RequestState* const> FindOver() { return groups_.FindOver(); }
   // Takes a request out that is done.
   RequestPtr Remove(RequestId id);
 
@@ -27,6 +30,7 @@ class RequestTable {
   std::unordered_map<RequestId, RequestPtr> requests_;
   int32_t num_deadlines_ = 0;  // requests with one
   std::vector<RequestState*> found_;
+  RequestGroups groups_;
 };
 
 }  // namespace coppice

@@ -146,7 +146,7 @@ struct RequestRules {
 // One per model. Thread-safe once created.
 class OpenAiRequestParser {
  public:
-  // `tokenizer` may be null: prompts are token ids then, and `no_tokenizer` says why (Engine::tokenizer_status). It outlives the
+  // `tokenizer` may be null: prompts are token ids then, and `no_tokenizer` says why (ModelInfo::tokenizer_status). It outlives the
   // parser. `vocab_size` is the model's; 0: it is not known, and texts of any length are tokenised.
   OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer = NotFound("the model has no tokenizer"),
                       int32_t vocab_size = 0, RequestRules rules = {});

@@ -18,7 +18,7 @@ struct ResponseFacts {
   int64_t created = 0;  // seconds since 1970
   std::string model;
   std::optional<int64_t> line;                             // of the file that has the request; of scores alone
-  std::function<std::string(int64_t)> version_label = {};  // Engine::WeightLabel
+  std::function<std::string(int64_t)> version_label = {};  // of a version; empty: its number is told
 };
 
 // Tokens: of prompts, of those the ones found in the cache, and of all that was generated.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "core/check.h"
 
@@ -16,16 +17,15 @@ Call::Gathered::~Gathered() {
   if (descriptor >= 0) close(descriptor);
 }
 
-void Call::Gathered::Announce() const {
+void Call::Gathered::Wake() const {
   const uint64_t one = 1;
   // It cannot fail but for a count of 2^64 - 1, at which the descriptor can be read all the same.
   if (descriptor >= 0) [[maybe_unused]]
     const ssize_t written = write(descriptor, &one, sizeof one);
 }
 
-void Call::Gathered::Add(int32_t request, const StreamEvent& event) {
+bool Call::Gathered::Add(int32_t request, const StreamEvent& event) {
   const std::lock_guard lock(mutex);
-  const bool had_news = has_news();
   if (event.index >= 0) {
     Piece& piece = pieces[{request, event.index}];
     piece.sample.index = event.index;
@@ -36,8 +36,16 @@ void Call::Gathered::Add(int32_t request, const StreamEvent& event) {
     if (keeps && event.finish_reason) ended.emplace(request, event.index);
   }
   if (event.request_done) --unfinished;
-  if (had_news || !has_news()) return;
-  Announce();
+  const bool is_news = unfinished == 0 || (delivery == Delivery::kPieces && !pieces.empty());
+  return is_news && !std::exchange(announcing, true);
+}
+
+void Call::Gathered::Announce() {
+  const std::lock_guard lock(mutex);
+  announcing = false;
+  announced = true;
+  if (!has_news()) return;  // what the step brought was taken before its end
+  Wake();
   news.notify_all();
 }
 
@@ -50,7 +58,14 @@ Call::~Call() {
 }
 
 openai::KeptRequest::OnEvent Call::Gather(size_t request) const {
-  return [gathered = gathered_, request](const StreamEvent& event) { gathered->Add(static_cast<int32_t>(request), event); };
+  return [gathered = gathered_, announcements = &engine_->announcements(), request](const StreamEvent& event) {
+    if (!gathered->Add(static_cast<int32_t>(request), event)) return;
+    try {
+      announcements->Add([gathered] { gathered->Announce(); });
+    } catch (const std::bad_alloc&) {
+      gathered->Announce();
+    }
+  };
 }
 
 Result<std::unique_ptr<Call>> Call::Submit(std::shared_ptr<SteppedEngine> engine, std::vector<Request> requests, Delivery delivery,
@@ -100,6 +115,7 @@ std::unique_ptr<Call> Call::Listening(const KeptSample& sample, openai::KeptRequ
   call->ids_.push_back(sample.of->request().id());
   call->kept_.push_back({.request = sample.of, .samples = group->samples()});
   sample.of->request().Listen(group, call->Gather(0));
+  call->engine_->announcements().MakeAll();  // of events that had come before, and are told by this thread
   return call;
 }
 
@@ -118,6 +134,7 @@ Result<bool> Call::Wait(std::chrono::milliseconds timeout) {
 Call::Pieces Call::Take() {
   const std::lock_guard lock(gathered_->mutex);
   if (!gathered_->has_news()) return {};
+  gathered_->announced = false;
   if (gathered_->descriptor >= 0 && gathered_->unfinished > 0) {
     uint64_t count = 0;
     [[maybe_unused]] const ssize_t got = read(gathered_->descriptor, &count, sizeof count);
@@ -160,7 +177,7 @@ Result<int> Call::Descriptor() {
     if (gathered_->descriptor < 0) {
       return Status(StatusCode::kResourceExhausted, fmt::format("eventfd: {}", std::strerror(errno)));
     }
-    if (gathered_->has_news()) gathered_->Announce();
+    if (gathered_->has_news()) gathered_->Wake();
   }
   return gathered_->descriptor;
 }

@@ -64,7 +64,7 @@ class Call {
  public:
   using Pieces = std::map<std::pair<int32_t, int32_t>, Piece>;  // by request and sample
 
-  // kWhole: news are there when all requests are done; kPieces: after each step.
+  // kWhole: news are there when all requests are done; kPieces: once after each step.
   enum class Delivery : uint8_t { kWhole, kPieces };
 
   // Submits all of `requests`, or none: an error names the place in the list. `keep`: their samples are kept.
@@ -90,18 +90,22 @@ class Call {
   Result<int> Descriptor();
 
  private:
-  // Events may come after the call has gone.
+  // Events may come after the call has gone. What a step brings while Take is called may come in two parts; a caller is woken once.
   struct Gathered {
     ~Gathered();
-    void Add(int32_t request, const StreamEvent& event);
-    bool has_news() const { return unfinished == 0 || (delivery == Delivery::kPieces && !pieces.empty()); }
-    void Announce() const;
+    // Whether news came that are to be announced when the step's events are all there.
+    bool Add(int32_t request, const StreamEvent& event);
+    void Announce();
+    bool has_news() const { return unfinished == 0 ? !announcing : announced && !pieces.empty(); }
+    void Wake() const;
 
     Delivery delivery = Delivery::kWhole;
-    mutable std::mutex mutex;
+    mutable std::mutex mutex;  // guards what follows
     std::condition_variable news;
     Pieces pieces;
-    size_t unfinished = 0;  // requests
+    size_t unfinished = 0;    // requests
+    bool announcing = false;  // Announce is to come
+    bool announced = false;   // it came, and nothing was taken since
     bool keeps = false;
     std::set<std::pair<int32_t, int32_t>> ended;  // samples that are kept, by request and sample
     int descriptor = -1;

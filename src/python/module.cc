@@ -333,13 +333,13 @@ class PyEngine {
 
   std::vector<int32_t> Tokenize(const std::string& text, bool add_special) {
     return ValueOrThrow(engine_->With([&](Engine& engine) -> Result<std::vector<int32_t>> {
-      if (!engine.tokenizer()) return engine.tokenizer_status();
+      if (!engine.tokenizer()) return engine.model_info().tokenizer_status;
       return engine.tokenizer()->Encode(text, {.add_special = add_special});
     }));
   }
   std::string Detokenize(const std::vector<int32_t>& ids, bool keep_special) {
     return ValueOrThrow(engine_->With([&](Engine& engine) -> Result<std::string> {
-      if (!engine.tokenizer()) return engine.tokenizer_status();
+      if (!engine.tokenizer()) return engine.model_info().tokenizer_status;
       return engine.tokenizer()->Decode(ids, keep_special);
     }));
   }

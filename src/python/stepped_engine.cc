@@ -22,17 +22,19 @@ Result<std::shared_ptr<SteppedEngine>> SteppedEngine::Create(const EngineOptions
   EngineOptions found = options;
   COPPICE_ASSIGN_OR_RETURN(found.model_path, hub::FindModel(options.model_path));
   found.event_thread = true;
+  auto announcements = std::make_unique<StepAnnouncements>();
+  found.on_events_sent = [to_make = announcements.get()] { to_make->MakeAll(); };
   auto state = std::make_unique<State>();
   COPPICE_ASSIGN_OR_RETURN(state->engine, Engine::Create(found));
   const ModelInfo& model = state->engine->model_info();
   const int32_t context = found.max_context > 0 ? found.max_context : model.context_length;
-  state->parser = std::make_unique<OpenAiRequestParser>(state->engine->tokenizer(), context, state->engine->tokenizer_status(),
-                                                        model.vocab_size);
+  state->parser =
+      std::make_unique<OpenAiRequestParser>(state->engine->tokenizer(), context, model.tokenizer_status, model.vocab_size);
   state->thread = std::jthread([engine = state->engine.get()](std::stop_token stop) {
     // A step's error comes with the events of its requests.
     while (!stop.stop_requested()) (void)engine->Run(stop);
   });
-  return std::shared_ptr<SteppedEngine>(new SteppedEngine(std::move(state)));
+  return std::shared_ptr<SteppedEngine>(new SteppedEngine(std::move(announcements), std::move(state)));
 }
 
 SteppedEngine::~SteppedEngine() {
@@ -62,7 +64,8 @@ Result<std::shared_ptr<const TokenConstraint>> SteppedEngine::Compile(const Gram
   const std::lock_guard lock(state_->compiling);
   if (!state_->compiler) {
     const Engine& engine = *state_->engine;
-    if (!engine.tokenizer()) return FailedPrecondition(engine.tokenizer_status().message() + "; samples have no text to constrain");
+    if (!engine.tokenizer())
+      return FailedPrecondition(engine.model_info().tokenizer_status.message() + "; samples have no text to constrain");
     COPPICE_ASSIGN_OR_RETURN(state_->compiler, GrammarCompiler::Create(*engine.tokenizer(), engine.model_info().vocab_size));
   }
   return state_->compiler->Compile(source);

@@ -16,6 +16,7 @@
 #include "grammar/grammar_compiler.h"
 #include "openai/request.h"
 #include "python/process_check.h"
+#include "python/step_announcements.h"
 
 namespace coppice::python {
 
@@ -45,6 +46,8 @@ class SteppedEngine {
   // completion (docs/batch.md). Its constraint is compiled here.
   Result<Request> MakeRequest(const std::string& body);
   const openai::OpenAiRequestParser& parser() const { return *state_->parser; }
+  // Made when the events of the step that runs have been sent.
+  StepAnnouncements& announcements() const { return *announcements_; }
 
  private:
   struct State {
@@ -54,14 +57,16 @@ class SteppedEngine {
     std::unique_ptr<GrammarCompiler> compiler;  // made when a request first has a form
     std::jthread thread;                        // the last member: it ends before what it uses
   };
-  explicit SteppedEngine(std::unique_ptr<State> state) : state_(std::move(state)) {}
+  SteppedEngine(std::unique_ptr<StepAnnouncements> announcements, std::unique_ptr<State> state)
+      : announcements_(std::move(announcements)), state_(std::move(state)) {}
 
   Result<std::shared_ptr<const TokenConstraint>> Compile(const GrammarSource& source);
 
   const ProcessCheck process_;
   std::atomic<bool> closed_{false};
   std::shared_mutex open_;
-  std::unique_ptr<State> state_;  // left to a forked process's end
+  const std::unique_ptr<StepAnnouncements> announcements_;  // outlives the engine, which makes them
+  std::unique_ptr<State> state_;                            // left to a forked process's end
 };
 
 }  // namespace coppice::python

@@ -20,7 +20,7 @@ using nlohmann::json;
 RouteContext::RouteContext(Engine* engine, const ServiceOptions* options)
     : engine_(*engine),
       options_(*options),
-      parser_(engine->tokenizer(), options_.max_context, engine->tokenizer_status(), engine->model_info().vocab_size,
+      parser_(engine->tokenizer(), options_.max_context, engine->model_info().tokenizer_status, engine->model_info().vocab_size,
               options_.rules),
       metrics_({.version = options_.version, .model = options_.model}),
       access_(options_.access, options_.max_context) {}

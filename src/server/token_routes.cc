@@ -25,7 +25,8 @@ void TokenRoutes::Tokenize(const std::shared_ptr<Call>& call) {
   const std::optional<JsonBody> body = context_.TakeBody(call, openai::Endpoint::kChatCompletions);
   if (!body) return;
   const Tokenizer* tokenizer = context_.engine().tokenizer();
-  if (!tokenizer) return context_.Answer(call, ErrorResponse(FailedPrecondition(context_.engine().tokenizer_status().message())));
+  if (!tokenizer)
+    return context_.Answer(call, ErrorResponse(FailedPrecondition(context_.engine().model_info().tokenizer_status.message())));
   const bool is_chat = body->json->is_object() && body->json->contains("messages");
   openai::BodyError error;
   Result<std::vector<int32_t>> ids = std::vector<int32_t>();
@@ -48,7 +49,8 @@ void TokenRoutes::Tokenize(const std::shared_ptr<Call>& call) {
 
 void TokenRoutes::TokenizerInfo(const std::shared_ptr<Call>& call) {
   const Tokenizer* tokenizer = context_.engine().tokenizer();
-  if (!tokenizer) return context_.Answer(call, ErrorResponse(FailedPrecondition(context_.engine().tokenizer_status().message())));
+  if (!tokenizer)
+    return context_.Answer(call, ErrorResponse(FailedPrecondition(context_.engine().model_info().tokenizer_status.message())));
   const Tokenizer::Info& info = tokenizer->info();
   const auto text = [&](int32_t id) {
     return id < 0 ? ordered_json() : ordered_json(tokenizer->TokenBytes(id, /*keep_special=*/true));
@@ -66,7 +68,8 @@ void TokenRoutes::Detokenize(const std::shared_ptr<Call>& call) {
   const std::optional<JsonBody> body = context_.TakeBody(call);
   if (!body) return;
   const Tokenizer* tokenizer = context_.engine().tokenizer();
-  if (!tokenizer) return context_.Answer(call, ErrorResponse(FailedPrecondition(context_.engine().tokenizer_status().message())));
+  if (!tokenizer)
+    return context_.Answer(call, ErrorResponse(FailedPrecondition(context_.engine().model_info().tokenizer_status.message())));
   openai::BodyError error;
   const std::optional<std::vector<int32_t>> ids =
       openai::ParseDetokenize(*body->json, context_.engine().model_info().vocab_size, context_.parser().bounds(), &error);

@@ -20,7 +20,7 @@ from program import TINY, default_model_or_skip, run_json  # noqa: E402
 
 import numpy  # noqa: E402
 
-from coppice_llm import LLM, Completion, SamplingParams  # noqa: E402
+from coppice_llm import LLM, Completion, SamplingParams, _llm  # noqa: E402
 
 IDS = [1, 5, 9, 13, 2, 7, 4]
 
@@ -164,6 +164,16 @@ class Generation(unittest.TestCase):
                 ends[piece.index] = piece.finish_reason
         self.assertEqual([tokens[i] for i in range(4)], [s.token_ids for s in whole])
         self.assertEqual(ends, dict.fromkeys(range(4), "length"))
+
+    def test_a_step_is_one_batch_of_news(self):
+        call = self.llm._prepare(_llm._bodies(IDS, SamplingParams(n=8, max_tokens=20, ignore_eos=True)), False, False)
+        steps = self.llm.metrics()["steps"]
+        call.submit()
+        batches = []
+        while news := call.take():
+            batches.append([sample[1] for sample in news])
+        self.assertLessEqual(len(batches), self.llm.metrics()["steps"] - steps)  # whatever the samples
+        self.assertEqual(sorted(set(sum(batches, []))), list(range(8)))
 
     def test_a_forgotten_stream_is_cancelled(self):
         stream = self.llm.stream(IDS, SamplingParams(n=2, max_tokens=100, ignore_eos=True))

@@ -333,6 +333,9 @@ struct EngineOptions {
   // Tokens become text and on_event is called on a thread of its own, beside the next step, so that neither delays it. (Requests
   // with stop strings are decoded in the step: their text decides when it ends.) What on_event touches must then be locked.
   bool event_thread = false;
+  // Called where on_event is, once the events of a step have been sent: wakes those that wait for them once, not by event. May be
+  // empty; may call what on_event may.
+  std::function<void()> on_events_sent;
   // Steps that are scheduled and launched before the one under way has said its tokens: 0, 1, or kAutoStepsAhead. With 1 the host's
   // work lies beside a device's. Changes no sample's tokens. Steps that draft are never launched ahead.
   int32_t steps_ahead = kAutoStepsAhead;
@@ -498,8 +501,6 @@ class Engine {
   // did not bring them; it has ended then.
   virtual Result<WeightVersion> UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) = 0;
   virtual WeightVersion weight_version() const = 0;
-  // The label of a version that events name; empty where it had none, or is none of the last 64.
-  virtual std::string WeightLabel(int64_t /*number*/) const { return {}; }
   // The tensors that UpdateWeights takes, by name; none: the engine runs without a model. Called as SavePrefix.
   virtual Result<std::vector<WeightInfo>> Weights() = 0;
   // Drops what is cached, as UpdateWeights with PauseMode::kKeep does: samples that run go on with the KV that they have, which
@@ -531,10 +532,8 @@ class Engine {
   virtual EngineLoad Load() const = 0;  // costs a lock, where Metrics copies lists
   virtual EngineMetrics Metrics() const = 0;
 
-  // The model's tokenizer, if it has one.
+  // The model's tokenizer; null: ModelInfo::tokenizer_status says why.
   virtual const Tokenizer* tokenizer() const = 0;
-  // Why tokenizer() is null: NOT_FOUND, or what is wrong with the model's tokenizer or not supported. OK if it is not null.
-  virtual Status tokenizer_status() const { return OkStatus(); }
   virtual const ModelInfo& model_info() const = 0;
 };
 

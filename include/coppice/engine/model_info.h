@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "coppice/core/status.h"
 #include "coppice/core/types.h"
 #include "coppice/runner/sampling.h"
 
@@ -22,6 +23,8 @@ struct ModelInfo {
   std::vector<int32_t> eos_token_ids;
   DType kv_dtype = DType::kBF16;
   int64_t kv_bytes_per_token = 0;  // over all layers
+  // Why there is no tokenizer: NOT_FOUND, or what is wrong with the model's or not supported. OK if there is one.
+  Status tokenizer_status = NotFound("the model has no tokenizer");
   SamplingParams sampling;         // as the model's files want tokens chosen (generation_config.json); no request has it by itself
   std::vector<std::string> notes;  // what was assumed where files or measurements are silent, or set aside: a line each
 };

@@ -21,7 +21,7 @@ double SumFrom(const std::vector<std::optional<float>>& logprobs, size_t first) 
 }
 
 Result<EvalResult> Run(const ChoiceTask& task, Engine& engine, const EvalProgress& progress) {
-  if (engine.tokenizer() == nullptr) return engine.tokenizer_status();
+  if (engine.tokenizer() == nullptr) return engine.model_info().tokenizer_status;
   const Tokenizer& tokenizer = *engine.tokenizer();
   std::vector<Request> requests;
   std::vector<size_t> firsts;  // of each request, the first token that the choice has a part in

@@ -36,7 +36,7 @@ bool TopPasses(const std::vector<openai::Sample>& samples, const std::vector<Pro
 }
 
 Result<Sandbox> Check(const CodeTask& task, const Engine& engine) {
-  if (engine.tokenizer() == nullptr) return engine.tokenizer_status();
+  if (engine.tokenizer() == nullptr) return engine.model_info().tokenizer_status;
   for (const int32_t k : task.k) {
     if (k < 1 || k > task.samples)
       return InvalidArgument(fmt::format("--k has {}; expected 1 to the number of samples, {}", k, task.samples));

@@ -67,7 +67,7 @@ Result<Haystack> MakeHaystack(const Tokenizer& tokenizer, int32_t length, const 
 }
 
 Status Check(const NeedleTask& task, const Engine& engine) {
-  if (engine.tokenizer() == nullptr) return engine.tokenizer_status();
+  if (engine.tokenizer() == nullptr) return engine.model_info().tokenizer_status;
   if (task.depths.empty() || task.depths.size() > kCities.size())
     return InvalidArgument(fmt::format("{} depths; expected 1 to {}", task.depths.size(), kCities.size()));
   for (const double depth : task.depths) {

@@ -15,7 +15,7 @@ struct Window {
 };
 
 Result<EvalResult> Run(const PerplexityTask& task, Engine& engine, const EvalProgress& progress) {
-  if (engine.tokenizer() == nullptr) return engine.tokenizer_status();
+  if (engine.tokenizer() == nullptr) return engine.model_info().tokenizer_status;
   if (task.window < 2 || task.context < 1 || task.context >= task.window)
     return InvalidArgument(
         fmt::format("--window is {} and --context {}: expected a window of at least 2 tokens and a context below it", task.window,
