@@ -221,7 +221,8 @@ class KvPool:
 
     def append(self, k: Any, v: Any, slots: Sequence[int] | Any) -> None:
         """Writes tokens: k, v [tokens, num_kv_heads, head_dim] go to page slots[t] // page_size, place slots[t] % page_size; a
-        negative entry is skipped. ValueError leaves the pool as it was.
+        negative entry is skipped. Where rows of k are further apart than those of v, or less far, both are copied first if they
+        need it. ValueError leaves the pool as it was.
 
         slots: integers, or an int64 tensor [tokens]. On a GPU one that lies there is read by the GPU: its values are not checked, no
         copy is made, and the call may be captured in a CUDA graph."""
@@ -232,7 +233,7 @@ class KvPool:
                 import numpy
 
                 slots = _host_ints("slots", slots, numpy.int64, 1)
-            self._native.append(_ready(k), _ready(v), slots, self.device._stream(k))
+            self._native.append(*_rows_alike(_ready(k), _ready(v)), slots, self.device._stream(k))
 
 
 def run(q: Any, kv: KvPool, plan: Plan, out: Any = None, lse: Any = None, return_lse: bool = True) -> tuple[Any, Any]:
@@ -298,6 +299,16 @@ def _library_of(tensor: Any) -> str:
 def _ready(tensor: Any) -> Any:
     """The tensor, computed: JAX computes on streams of its own."""
     return tensor.block_until_ready() if _library_of(tensor) == "jax" else tensor
+
+
+def _rows_alike(k: Any, v: Any) -> tuple[Any, Any]:
+    """k and v, copies in their place where their rows are not equally far apart."""
+    if (torch := _torch_of(k)) is not None and _torch_of(v) is not None:
+        # A single row counts as contiguous whatever its stride: contiguous() would leave it.
+        return (k, v) if k.stride() == v.stride() else (k.clone(memory_format=torch.contiguous_format), v.clone(memory_format=torch.contiguous_format))
+    if _library_of(k) in ("numpy", "cupy") and _library_of(v) == _library_of(k):
+        return (k, v) if k.strides == v.strides else (k.copy(), v.copy())
+    return k, v
 
 
 def _empty_like(tensor: Any, shape: Sequence[int], dtype: str | None = None) -> Any:

@@ -157,6 +157,12 @@ class Forests(unittest.TestCase):
         case.kv.append(k, v, [slot, -1])
         numpy.testing.assert_array_equal(case.k[slot // PAGE, slot % PAGE], k[0])
         self.check(case)
+        # As a model has them whose k was rotated into memory of its own, while v is a part of its product.
+        product = random.standard_normal((2, 3 * case.kv_heads, case.dim)).astype(numpy.float32)
+        case.kv.append(-k, product[:, 2 * case.kv_heads:], [slot, -1])
+        numpy.testing.assert_array_equal(case.k[slot // PAGE, slot % PAGE], -k[0])
+        numpy.testing.assert_array_equal(case.v[slot // PAGE, slot % PAGE], product[0, 2 * case.kv_heads:])
+        self.check(case)
 
     def test_states_merge(self):
         random = numpy.random.default_rng(0)
