@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -169,6 +170,16 @@ Result<std::string> ResolveOutput(const std::string& path) {
   const std::optional<std::string> real = RealPath(folder);
   if (!real || faccessat(AT_FDCWD, real->c_str(), W_OK | X_OK, AT_EACCESS) != 0) return SystemError("write to", path);
   return (std::filesystem::path(*real) / target.filename()).string();
+}
+
+Status CheckReplaceable(const std::string& target, const std::string& path, std::string_view begin, std::string_view what) {
+  std::ifstream file(target, std::ios::binary);
+  std::string held(begin.size(), '\0');
+  if (!file) return OkStatus();
+  file.read(held.data(), static_cast<std::streamsize>(held.size()));
+  if (file.gcount() == 0 || held == begin) return OkStatus();
+  return InvalidArgument(path + " holds something else than " + std::string(what) +
+                         ", which would be lost; give another name or remove it");
 }
 
 Result<FileReplacement> FileReplacement::Begin(const std::string& path) {

@@ -62,6 +62,10 @@ Status WriteAll(int fd, std::string_view text, const std::string& path);
 // file could be written.
 Result<std::string> ResolveOutput(const std::string& path);
 
+// OK where replacing `target`, as ResolveOutput returns it for `path`, loses nothing: a new name, an empty file, or one that begins
+// with `begin`. INVALID_ARGUMENT otherwise: it holds something else than `what`.
+Status CheckReplaceable(const std::string& target, const std::string& path, std::string_view begin, std::string_view what);
+
 // Whether a file that is written outlives a power cut from then on, for which the disk is waited for.
 enum class Lasting : bool { kNo, kYes };
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -103,16 +102,6 @@ class TraceWriter {
   std::string text_{kBegin};
 };
 
-// Where nothing is lost: a new file, an empty one, or an earlier trace.
-Status CheckReplaceable(const std::string& target, const std::string& path) {
-  std::ifstream file(target, std::ios::binary);
-  std::string begin(kBegin.size(), '\0');
-  if (!file) return OkStatus();
-  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
-  if (file.gcount() == 0 || begin == kBegin) return OkStatus();
-  return InvalidArgument(path + " holds something else than a trace, which would be lost; give another name or remove it");
-}
-
 std::atomic<bool> tracing = false;  // whether there is a writer; spans that see it late or early do no harm
 
 struct State {
@@ -131,7 +120,7 @@ Status StartTrace(const std::string& path) {
   const std::lock_guard lock(state.mutex);
   if (state.writer != nullptr) return FailedPrecondition("a trace is being written already: finish it before " + path);
   COPPICE_ASSIGN_OR_RETURN(const std::string target, ResolveOutput(path));
-  COPPICE_RETURN_IF_ERROR(CheckReplaceable(target, path));
+  COPPICE_RETURN_IF_ERROR(CheckReplaceable(target, path, kBegin, "a trace"));
   COPPICE_ASSIGN_OR_RETURN(FileReplacement file, FileReplacement::Begin(target));
   state.writer = std::make_unique<TraceWriter>(std::move(file));
   tracing = true;
