@@ -19,6 +19,8 @@ class BenchMemory {
   virtual ~BenchMemory() = default;
   virtual void* data() = 0;
   virtual Status CopyFrom(std::span<const std::byte> host) = 0;
+  // What it begins with, once the runs that Time started are over.
+  virtual Status CopyTo(std::span<std::byte> host) = 0;
 };
 
 class BenchDevice {

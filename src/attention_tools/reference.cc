@@ -5,9 +5,7 @@
 #include <limits>
 
 namespace coppice::attention {
-namespace {
-
-double Load(const void* base, DType dtype, int64_t index) {
+double ElementOf(const void* base, DType dtype, int64_t index) {
   switch (dtype) {
     case DType::kF32: return static_cast<const float*>(base)[index];
     case DType::kBF16: return static_cast<const BF16*>(base)[index].ToFloat();
@@ -15,8 +13,6 @@ double Load(const void* base, DType dtype, int64_t index) {
   }
   return 0;
 }
-
-}  // namespace
 
 ReferenceResult ReferenceAttention(const AttentionSpec& spec, const PrefixForestView& forest, const KvLayerView& kv, const void* q,
                                    int64_t q_row_stride, int64_t num_queries) {
@@ -54,7 +50,7 @@ ReferenceResult ReferenceAttention(const AttentionSpec& spec, const PrefixForest
           double score = 0, abs_score = 0;
           for (int32_t e = 0; e < d; ++e) {
             const double product =
-                Load(q, spec.q_dtype, row * q_row_stride + int64_t{head} * d + e) * Load(kv.k, kv.dtype, offset + e);
+                ElementOf(q, spec.q_dtype, row * q_row_stride + int64_t{head} * d + e) * ElementOf(kv.k, kv.dtype, offset + e);
             score += product;
             abs_score += std::abs(product);
           }
@@ -74,14 +70,14 @@ ReferenceResult ReferenceAttention(const AttentionSpec& spec, const PrefixForest
         double sum_largest = 0;
         for (size_t t = 0; t < scores.size(); ++t) {
           double largest = 0;
-          for (int32_t e = 0; e < d; ++e) largest = std::max(largest, std::abs(Load(kv.v, kv.dtype, offsets[t] + e)));
+          for (int32_t e = 0; e < d; ++e) largest = std::max(largest, std::abs(ElementOf(kv.v, kv.dtype, offsets[t] + e)));
           sum_largest += scores[t] / sum * largest * std::abs(static_cast<double>(kv.v_scale));
         }
         result.sum_largest[r] = sum_largest;
         for (int32_t e = 0; e < d; ++e) {
           double out = 0, sum_abs = 0;
           for (size_t t = 0; t < scores.size(); ++t) {
-            const double v = Load(kv.v, kv.dtype, offsets[t] + e) * kv.v_scale;
+            const double v = ElementOf(kv.v, kv.dtype, offsets[t] + e) * kv.v_scale;
             out += scores[t] / sum * v;
             sum_abs += scores[t] / sum * std::abs(v);
           }

@@ -18,6 +18,9 @@ struct ReferenceResult {
   std::vector<double> out, lse, sum_abs, sum_largest, max_abs_score;
 };
 
+// An element of an array of `dtype`.
+double ElementOf(const void* base, DType dtype, int64_t index);
+
 // q as in RunArgs with num_queries rows. REQUIRES: a forest that AttentionPlan::Update accepts, indices inside the pool.
 ReferenceResult ReferenceAttention(const AttentionSpec& spec, const PrefixForestView& forest, const KvLayerView& kv, const void* q,
                                    int64_t q_row_stride, int64_t num_queries);

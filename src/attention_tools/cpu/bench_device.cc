@@ -18,6 +18,10 @@ class HostMemory final : public BenchMemory {
     std::memcpy(buffer_.data(), host.data(), host.size());
     return OkStatus();
   }
+  Status CopyTo(std::span<std::byte> host) override {
+    std::memcpy(host.data(), buffer_.data(), host.size());
+    return OkStatus();
+  }
 
  private:
   Buffer buffer_;

@@ -23,6 +23,10 @@ class DeviceBenchMemory final : public BenchMemory {
     const DeviceGuard guard(device_);
     return CudaStatus(cudaMemcpy(buffer_.data(), host.data(), host.size(), cudaMemcpyHostToDevice), "copying to the device");
   }
+  Status CopyTo(std::span<std::byte> host) override {
+    const DeviceGuard guard(device_);
+    return CudaStatus(cudaMemcpy(host.data(), buffer_.data(), host.size(), cudaMemcpyDeviceToHost), "copying from the device");
+  }
 
  private:
   int device_;
