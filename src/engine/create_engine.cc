@@ -485,15 +485,21 @@ Result<std::unique_ptr<Engine>> MakeNullEngine(const EngineOptions& given, std::
   return MakeEngine(std::move(parts));
 }
 
+// What may refuse the options before a file of the model is opened.
+Status BeginWith(const EngineOptions& options) {
+  COPPICE_RETURN_IF_ERROR(ValidateOptions(options));
+  return options.forest_listener ? options.forest_listener->Begin() : OkStatus();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Engine>> CreateNullEngine(const EngineOptions& options, std::chrono::nanoseconds step_time) {
-  COPPICE_RETURN_IF_ERROR(ValidateOptions(options));
+  COPPICE_RETURN_IF_ERROR(BeginWith(options));
   return CatchExhaustion("creating the engine", [&] { return MakeNullEngine(options, step_time); });
 }
 
 Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& options, LoadProgress progress) {
-  COPPICE_RETURN_IF_ERROR(ValidateOptions(options));
+  COPPICE_RETURN_IF_ERROR(BeginWith(options));
   return CatchExhaustion("creating the engine", [&] { return LoadEngine(options, std::move(progress)); });
 }
 

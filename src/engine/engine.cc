@@ -60,6 +60,14 @@ RequestLimits LimitsOf(const EngineParts& parts) {
           .can_pin = parts.options.sharing != SharingMode::kNone};
 }
 
+std::vector<AttentionLayers> AttentionOf(const ModelConfig& config) {
+  const auto local = static_cast<int32_t>(std::ranges::count(config.local_layers, true));
+  std::vector<AttentionLayers> layers;
+  if (local < config.num_layers) layers.push_back({.num_layers = config.num_layers - local, .window = config.window});
+  if (local > 0) layers.push_back({.num_layers = local, .window = config.local_window});
+  return layers;
+}
+
 ModelInfo ModelInfoOf(const EngineParts& parts) {
   const RunnerInfo& info = parts.runner->info();
   const ModelConfig& config = info.model;
@@ -70,6 +78,7 @@ ModelInfo ModelInfoOf(const EngineParts& parts) {
           .num_qo_heads = config.num_qo_heads,
           .num_kv_heads = config.num_kv_heads,
           .head_dim = config.head_dim,
+          .attention = AttentionOf(config),
           .vocab_size = config.vocab_size,
           .context_length = config.max_position,
           .bos_token_id = config.bos_token_id,
@@ -757,6 +766,7 @@ Result<bool> EngineImpl::LaunchNext() {
     COPPICE_RETURN_IF_ERROR(Drain());  // those before it can be trusted
     return ticket.status();
   }
+  if (ForestListener* const listener = parts_.options.forest_listener.get()) listener->OnStep(model_info_, cache_.forest().View());
   under_way_.push_back({.batch = batch, .ticket = *ticket, .drafting = drafts_.drafting()});
   metrics_.NotePlan(metrics_.totals().steps + std::ssize(under_way_), *batch, runner_, cache_);
   under_way_.back().in_cache = steps_.Launched(*ticket);

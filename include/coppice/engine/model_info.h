@@ -11,12 +11,19 @@
 
 namespace coppice {
 
+// Layers whose attention is alike.
+struct AttentionLayers {
+  int32_t num_layers = 0;
+  int32_t window = 0;  // a token sees so many, itself among them; 0: all before it
+};
+
 struct ModelInfo {
   std::string architecture;  // the name of its family: "llama", "gemma3"
   std::string
       fingerprint;  // of config and weights as they were loaded; engines of equal ones exchange prefixes (SavePrefix, LoadPrefix)
   int32_t num_layers = 0, hidden_size = 0;
   int32_t num_qo_heads = 0, num_kv_heads = 0, head_dim = 0;
+  std::vector<AttentionLayers> attention;  // num_layers in all
   int32_t vocab_size = 0;
   int32_t context_length = 0;  // tokens; EngineOptions::max_context is at most that
   int32_t bos_token_id = -1;   // -1: none

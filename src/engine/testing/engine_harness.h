@@ -48,6 +48,7 @@ struct EngineConfig {
   int32_t steps_ahead = 0;
   bool late_runner = false;   // around a LateRunner
   bool event_thread = false;  // outputs may be read when RunToEnd has returned
+  std::shared_ptr<ForestListener> forest_listener;
 };
 
 // Letters, with a two-letter token and one that holds a stop string's middle.
@@ -70,6 +71,7 @@ class EngineHarness {
         .max_context = config.model.max_position,
         .max_waiting = config.max_waiting,
         .event_thread = config.event_thread,
+        .forest_listener = config.forest_listener,
         .steps_ahead = config.steps_ahead,
         .draft = config.draft,
         .draft_tokens = config.draft_tokens,

@@ -35,7 +35,7 @@ uint8_t VersionOf(uint64_t slot) { return static_cast<uint8_t>(slot >> kVersionS
 RunnerInfo InfoOf(const FakeRunner::Options& options) {
   RunnerInfo info{.fingerprint = "fake", .kv_dtype = DType::kF32, .kv_bytes_per_token = sizeof(uint64_t)};
   info.model.architecture = "fake";
-  info.model.num_kv_heads = info.model.head_dim = 1;
+  info.model.num_qo_heads = info.model.num_kv_heads = info.model.head_dim = 1;
   info.model.num_layers = 1;
   info.model.vocab_size = options.vocab_size;
   info.model.max_position = options.max_position;
