@@ -434,12 +434,26 @@ def plan_replay_seeds(coppice):
         yield name, compact(dump)
 
 
+def forest_trace_seeds():
+    head = {"format": "coppice forest trace", "version": 1, "page_size": 16,
+            "layers": [{"layers": 2, "qo_heads": 4, "kv_heads": 2, "head_dim": 64, "window": 0}]}
+    prompt = {"nodes": [[0, -1, -1]], "branches": [[0, 0, 40, 40]]}
+    steps = {"decode": [prompt, {"branches": [[0, 0, 41, 1]]}, {}, {}],
+             "samples": [prompt, {"nodes": [[0, 4, -1], [1, 4, -1], [4, -1, 40]], "branches": [[0, 0, 41, 1], [1, 1, 41, 1]]}, {},
+                         {"nodes_gone": [0, 4], "nodes": [[1, -1, -1]], "branches_gone": [0]}],
+             "waiting": [prompt, {"branches": [[0, 0, 40, 0]]}], "inner": [{"nodes": [[3, -1, 16]], "branches": [[0, 3, 16, 2], [5, 3, 16, 1]]}]}
+    for name, lines in steps.items():
+        yield name, b"\n".join(compact(line) for line in [head, *lines]) + b"\n"
+    window = {**head, "layers": head["layers"] + [{**head["layers"][0], "window": 512}]}
+    yield "window", compact(window) + b"\n" + compact(prompt) + b"\n"
+
+
 def main(coppice):
     corpora = {"gguf": gguf_seeds(), "safetensors": safetensors_seeds(), "hf_config": hf_config_seeds(), "hf_tokenizer": hf_tokenizer_seeds(),
                "sentencepiece": sentencepiece_seeds(),
                "chat_template": chat_template_seeds(), "prefix_file": prefix_file_seeds(), "batch_line": batch_line_seeds(),
                "batch_file": batch_file_seeds(), "http_request": http_request_seeds(), "upload_form": upload_form_seeds(), "json_request": json_request_seeds(),
-               "plan_replay": plan_replay_seeds(coppice)}
+               "plan_replay": plan_replay_seeds(coppice), "forest_trace": forest_trace_seeds()}
     for target, seeds in corpora.items():
         folder = HERE / target
         folder.mkdir(exist_ok=True)
