@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cli/batch_files.h"
+#include "cli/forest_recorder.h"
 #include "cli/interrupt.h"
 #include "cli/load_engine.h"
 #include "cli/parsed_option.h"
@@ -309,6 +310,7 @@ Command AddBatchCommand(CLI::App& app) {
   command->add_flag("--explain", options->explain, kExplainHelp);
   command->add_flag("-v,--verbose", options->verbose, "Log to stderr what the program does");
   AddEngineOptions(*command, options->engine);
+  AddRecordOption(*command, options->engine);
   return {command, [options] {
             if (options->verbose) spdlog::set_level(spdlog::level::info);
             return options->parts ? PrintParts(*options) : Batch(*options);

@@ -18,6 +18,7 @@
 
 #include "cli/chat_session.h"
 #include "cli/command_tree.h"
+#include "cli/forest_recorder.h"
 #include "cli/help.h"
 #include "cli/interrupt.h"
 #include "cli/line_editor.h"
@@ -293,6 +294,7 @@ Command AddChatCommand(CLI::App& app) {
   command->add_flag("-v,--verbose", run.verbose, "Log to stderr what the program does");
   command->option_defaults()->group("Options");
   AddEngineOptions(*command, run.engine);
+  AddRecordOption(*command, run.engine);
   command->footer("In the chat, /help lists its commands.");
   return {command, [options] {
             if (options->run.verbose) spdlog::set_level(spdlog::level::info);

@@ -16,6 +16,7 @@ namespace coppice::cli {
 struct Command {
   const CLI::App* app = nullptr;
   std::function<Result<ExitCode>()> run;
+  bool reads_trace = false;  // its --trace is a file that it reads, no trace of what it does
 };
 
 }  // namespace coppice::cli

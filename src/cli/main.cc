@@ -68,7 +68,7 @@ int Fail(const std::string& message, ExitCode code) {
 // With what --trace asks for, where the command has it.
 Result<ExitCode> RunTraced(const Command& command) {
   const CLI::Option* const trace = command.app->get_option_no_throw("--trace");
-  if (trace == nullptr || trace->empty()) return command.run();
+  if (command.reads_trace || trace == nullptr || trace->empty()) return command.run();
   COPPICE_RETURN_IF_ERROR(coppice::StartTrace(trace->as<std::string>()));
   const Result<ExitCode> result = command.run();
   const coppice::Status written = coppice::FinishTrace();

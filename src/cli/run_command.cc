@@ -33,7 +33,8 @@ using openai::Sample;
 using openai::Selection;
 
 // What is cold in a new process (files, clocks, code of a device) would count for the mode that runs first.
-Status WarmUp(const EngineOptions& options, Request request) {
+Status WarmUp(EngineOptions options, Request request) {
+  options.forest_listener = nullptr;
   request.max_tokens = std::min(request.max_tokens, 4);
   request.min_tokens = std::min(request.min_tokens, request.max_tokens);
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
@@ -44,6 +45,7 @@ Status WarmUp(const EngineOptions& options, Request request) {
 Result<BaselineSpeed> MeasureBaseline(EngineOptions options, SharingMode sharing, const Request& request) {
   options.sharing = sharing;
   options.experiment.force_sharing = false;
+  options.forest_listener = nullptr;
   spdlog::info("running the job again with --sharing {}", Name(sharing));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
   COPPICE_ASSIGN_OR_RETURN(const Generation generation, openai::Generate(*engine, request, {.should_stop = Interrupted}));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cli/command_tree.h"
+#include "cli/forest_recorder.h"
 #include "cli/parsed_option.h"
 #include "cli/plan_note.h"
 #include "cli/sampling_source.h"
@@ -355,6 +356,7 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
   command->add_flag("-v,--verbose", options.verbose, "Log to stderr what the program does");
   command->option_defaults()->group("Options");
   AddEngineOptions(*command, options.engine);
+  AddRecordOption(*command, options.engine);
   return command;
 }
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "cli/batch_files.h"
+#include "cli/forest_recorder.h"
 #include "cli/interrupt.h"
 #include "cli/load_engine.h"
 #include "cli/parsed_option.h"
@@ -300,6 +301,7 @@ Command AddScoreCommand(CLI::App& app) {
                                    "Fields of lines that are not known: ignore (told on stderr), or refuse")
       ->default_str("ignore");
   AddEngineOptions(*command, options->engine);
+  AddRecordOption(*command, options->engine);
   return {command, [options] { return Score(*options); }};
 }
 

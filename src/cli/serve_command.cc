@@ -19,6 +19,7 @@
 #include "cli/bench/bench_support.h"
 #include "cli/command_tree.h"
 #include "cli/config_file.h"
+#include "cli/forest_recorder.h"
 #include "cli/interrupt.h"
 #include "cli/json_log.h"
 #include "cli/load_engine.h"
@@ -392,6 +393,7 @@ Command AddServeCommand(CLI::App& app) {
       ->needs(null)
       ->check(CLI::Range(0.0, 60000.0));
   AddEngineOptions(*command, options->engine);
+  AddRecordOption(*command, options->engine);
   AddRandomWeights(
       *command, options->engine,
       "--model; random: bf16 of the shape that --model, a config.json, has, for measuring speed without its weights. Such a "

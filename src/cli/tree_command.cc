@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/forest_recorder.h"
 #include "cli/interrupt.h"
 #include "cli/load_engine.h"
 #include "cli/parsed_option.h"
@@ -344,6 +345,7 @@ Command AddTreeCommand(CLI::App& app) {
       ->check(NotEmpty());
   AddSamplingDefaults(*command, options->sampling_defaults);
   AddEngineOptions(*command, options->engine);
+  AddRecordOption(*command, options->engine);
   return {command, [options] { return Grow(*options); }};
 }
 

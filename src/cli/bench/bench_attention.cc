@@ -15,6 +15,7 @@
 #include "attention_tools/calibrate.h"
 #include "attention_tools/calibrate_gpu.h"
 #include "cli/bench/bench_support.h"
+#include "cli/bench/replay.h"
 #include "cli/bench/tree_problem.h"
 #include "cli/parsed_option.h"
 #include "cli/run_stats.h"
@@ -32,11 +33,14 @@ using AttentionMode = attention::BenchMode;
 using attention::AttentionSpec;
 using attention::BenchRow;
 using attention::BenchTree;
+using attention::TracedLayers;
 using nlohmann::ordered_json;
 
 struct BenchAttentionOptions {
   std::vector<std::string> trees;  // empty: the shapes below
-  AttentionSpec spec;              // num_qo_heads 0: the specs below
+  std::string trace;               // empty: trees
+  int32_t steps = 64, layers = 0;  // of the trace that are replayed; 0: all, and as many layers as it says
+  AttentionSpec spec;              // num_qo_heads 0: the specs below, or the trace's
   int32_t queries = 1, page_size = 16;
   RoundsOptions rounds = {.repeats = 15, .precision = 0.03, .seconds = 0.3};
   int threads = 0;
@@ -196,7 +200,95 @@ class NeverSlower {
   std::string worst_name_;
 };
 
-Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
+// What is measured on, and what a report says of it.
+struct BenchPlace {
+  std::unique_ptr<ThreadPool> threads;
+  std::unique_ptr<attention::BenchDevice> device;
+  ordered_json report;
+};
+
+Result<BenchPlace> OpenPlace(const BenchAttentionOptions& options, int32_t page_size) {
+  BenchPlace place;
+  COPPICE_ASSIGN_OR_RETURN(place.threads, ThreadPool::Create(options.threads));
+  COPPICE_ASSIGN_OR_RETURN(place.device, options.device == "cuda"
+                                             ? attention::MakeCudaBenchDevice(0)
+                                             : attention::MakeCpuBenchDevice(*place.threads, attention::cpu::DetectIsa()));
+  const attention::BenchDevice& device = *place.device;
+  place.report = {{"device", device.name()},
+                  {"page_size", page_size},
+                  {"least_rounds", options.rounds.repeats},
+                  {"precision", options.rounds.precision},
+                  {"seconds", options.rounds.seconds},
+                  {"product_flops_per_s", device.product_flops_per_s()},
+                  {"read_bytes_per_s", device.read_bytes_per_s()},
+                  {"rows", ordered_json::array()}};
+  if (options.device == "cpu") place.report["workers"] = place.threads->num_workers();
+  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{}; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", device.name(),
+                                            device.product_flops_per_s() * 1e-9, device.read_bytes_per_s() * 1e-9)));
+  return place;
+}
+
+// The trace's, or those that were asked for in their place.
+std::vector<TracedLayers> LayersOf(const BenchAttentionOptions& options, const ReplayedTrace& trace) {
+  if (options.spec.num_qo_heads == 0) return trace.head.layers;
+  int32_t layers = options.layers;
+  for (const TracedLayers& group : trace.head.layers) layers += options.layers == 0 ? group.num_layers : 0;
+  return {{.num_layers = layers, .spec = options.spec}};
+}
+
+std::string TotalsTable(const ReplayResult& result) {
+  std::string table = fmt::format("{:<10} {:>14} {:>14} {:>12} {:>12} {:>13}\n", "mode", "attention, ms", "median step, us",
+                                  "KV read", "unshared", "over planned");
+  for (const ReplayTotals& total : result.totals) {
+    table += fmt::format("{:<10} {:>14.2f} {:>15.1f} {:>12} {:>12} {:>13.2f}\n", Name(total.mode), total.attention_s * 1e3,
+                         total.median_step_s * 1e6, FormatBytes(total.kv_bytes), FormatBytes(total.kv_bytes_unshared),
+                         total.attention_s / result.totals.front().attention_s);
+  }
+  return table;
+}
+
+Result<ExitCode> BenchTrace(const BenchAttentionOptions& options) {
+  COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
+  COPPICE_ASSIGN_OR_RETURN(const ReplayedTrace trace, ReadForestTrace(options.trace, options.steps));
+  const std::vector<TracedLayers> layers = LayersOf(options, trace);
+  COPPICE_ASSIGN_OR_RETURN(BenchPlace place, OpenPlace(options, trace.head.page_size));
+  ordered_json& report = place.report;
+  report["trace"] = trace.path;
+  report["steps"] = trace.num_steps;
+  report["replayed_steps"] = trace.steps.size();
+  for (const TracedLayers& group : layers) {
+    const AttentionSpec& spec = group.spec;
+    report["layers"].push_back({{"layers", group.num_layers},
+                                {"num_qo_heads", spec.num_qo_heads},
+                                {"num_kv_heads", spec.num_kv_heads},
+                                {"head_dim", spec.head_dim},
+                                {"window", spec.window}});
+    COPPICE_RETURN_IF_ERROR(
+        Print(ForTerminal(fmt::format("{}: {} of {} steps, {} layers of {}/{} d{}{}\n", trace.path, trace.steps.size(),
+                                      trace.num_steps, group.num_layers, spec.num_qo_heads, spec.num_kv_heads, spec.head_dim,
+                                      spec.window > 0 ? fmt::format(" with a window of {}", spec.window) : ""))));
+  }
+  attention::AttentionBench bench(*place.device, {.rounds = options.rounds,
+                                                  .working_set_bytes = kWorkingSetBytes,
+                                                  .modes = kReplayModes,
+                                                  .machine_model_path = options.machine});
+  COPPICE_ASSIGN_OR_RETURN(const ReplayResult result, Replay(bench, trace, layers));
+  report["rows"] = result.rows;
+  for (const ReplayTotals& total : result.totals) {
+    report["totals"].push_back({{"mode", Name(total.mode)},
+                                {"attention_ms", total.attention_s * 1e3},
+                                {"median_step_us", total.median_step_s * 1e6},
+                                {"kv_bytes", total.kv_bytes},
+                                {"kv_bytes_unshared", total.kv_bytes_unshared}});
+  }
+  report["largest_error"] = result.largest_error;
+  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{}largest error of the steps that were checked: {:.2f} of its tolerance\n",
+                                            TotalsTable(result), result.largest_error)));
+  COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
+  return ExitCode::kOk;
+}
+
+Result<ExitCode> BenchTrees(const BenchAttentionOptions& options) {
   COPPICE_RETURN_IF_ERROR(CheckReport(options.out, "--out"));
   std::vector<BenchTree> trees;
   const std::vector<std::string> texts = options.grid && options.trees.empty() ? GridTrees() : options.trees;
@@ -210,28 +302,15 @@ Result<ExitCode> BenchAttention(const BenchAttentionOptions& options) {
   }
   const std::vector<AttentionSpec> specs = options.spec.num_qo_heads > 0 ? std::vector{options.spec} : DefaultSpecs();
 
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ThreadPool> threads, ThreadPool::Create(options.threads));
-  COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::BenchDevice> device,
-                           options.device == "cuda" ? attention::MakeCudaBenchDevice(0)
-                                                    : attention::MakeCpuBenchDevice(*threads, attention::cpu::DetectIsa()));
-  ordered_json report = {{"device", device->name()},
-                         {"page_size", options.page_size},
-                         {"least_rounds", options.rounds.repeats},
-                         {"precision", options.rounds.precision},
-                         {"seconds", options.rounds.seconds},
-                         {"product_flops_per_s", device->product_flops_per_s()},
-                         {"read_bytes_per_s", device->read_bytes_per_s()},
-                         {"rows", ordered_json::array()}};
-  if (options.device == "cpu") report["workers"] = threads->num_workers();
-  COPPICE_RETURN_IF_ERROR(Print(fmt::format("{}; roofline: {:.0f} Gflop/s of bf16 products, {:.1f} GB/s read\n", device->name(),
-                                            device->product_flops_per_s() * 1e-9, device->read_bytes_per_s() * 1e-9)));
+  COPPICE_ASSIGN_OR_RETURN(BenchPlace place, OpenPlace(options, options.page_size));
+  ordered_json& report = place.report;
   const auto modes =
       options.grid ? std::span<const AttentionMode>(kGridModes) : std::span<const AttentionMode>(attention::kAllBenchModes);
-  attention::AttentionBench bench(*device, {.page_size = options.page_size,
-                                            .rounds = options.rounds,
-                                            .working_set_bytes = kWorkingSetBytes,
-                                            .modes = modes,
-                                            .machine_model_path = options.machine});
+  attention::AttentionBench bench(*place.device, {.page_size = options.page_size,
+                                                  .rounds = options.rounds,
+                                                  .working_set_bytes = kWorkingSetBytes,
+                                                  .modes = modes,
+                                                  .machine_model_path = options.machine});
   NeverSlower never_slower;
   for (const AttentionSpec& spec : specs) {
     for (const BenchTree& tree : trees) {
@@ -270,23 +349,42 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
   const auto options = std::make_shared<BenchAttentionOptions>();
   CLI::App* command = bench.add_subcommand(
       "attention", "One attention layer over prefix trees: planned, all shared, store, none and deterministic, interleaved");
-  command->add_option("--tree", options->trees, "As in `inspect plan` (repeatable; default: shapes of the papers)")
-      ->allow_extra_args(false);
-  command->add_flag("--grid", options->grid,
-                    "Only planned, all shared and store; default trees: around the point where sharing begins to pay");
-  command->add_option("--queries", options->queries, "Queries of each request of --tree")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
+  CLI::Option* tree =
+      command->add_option("--tree", options->trees, "As in `inspect plan` (repeatable; default: shapes of the papers)")
+          ->allow_extra_args(false);
+  CLI::Option* grid = command->add_flag(
+      "--grid", options->grid, "Only planned, all shared and store; default trees: around the point where sharing begins to pay");
+  CLI::Option* queries = command->add_option("--queries", options->queries, "Queries of each request of --tree")
+                             ->check(CLI::Range(1, 1 << 16))
+                             ->capture_default_str();
+  CLI::Option* trace =
+      command
+          ->add_option("--trace", options->trace,
+                       "In place of trees: the steps of a file that --record wrote, plain or gzip, planned, one-level "
+                       "and store, with the heads and layers of its model or of --qo-heads")
+          ->type_name("FILE")
+          ->check(NotEmpty());
+  command->add_option("--steps", options->steps, "Steps of --trace that are replayed, evenly apart; 0: all")
+      ->check(CLI::Range(0, 1 << 30))
+      ->capture_default_str()
+      ->needs(trace);
   CLI::Option* qo_heads = command->add_option("--qo-heads", options->spec.num_qo_heads, "Query heads (default: three specs)");
   CLI::Option* kv_heads = command->add_option("--kv-heads", options->spec.num_kv_heads, "KV heads");
   CLI::Option* head_dim = command->add_option("--head-dim", options->spec.head_dim, "Elements of a head");
+  command->add_option("--layers", options->layers, "Layers, of --trace with --qo-heads; 0: as many as the trace's model has")
+      ->check(CLI::Range(0, 1 << 16))
+      ->capture_default_str()
+      ->needs(trace, qo_heads);
   qo_heads->needs(kv_heads, head_dim);
   kv_heads->needs(qo_heads);
   head_dim->needs(qo_heads);
   command->add_option("--device", options->device, "cpu, or cuda (device 0 of a build with -DCOPPICE_CUDA=ON)")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  command->add_option("--page-size", options->page_size, "Tokens per KV page")->check(CLI::Range(1, 256))->capture_default_str();
+  CLI::Option* page_size = command->add_option("--page-size", options->page_size, "Tokens per KV page")
+                               ->check(CLI::Range(1, 256))
+                               ->capture_default_str();
+  trace->excludes(tree, grid, queries, page_size);
   command->add_option("--repeats", options->rounds.repeats, "Rounds at least: each mode runs once in one")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
@@ -305,7 +403,9 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
       "--machine", options->machine,
       "Constants to plan by: a name such as h200 or zen5, or a file of `coppice bench calibrate`; default: this machine's");
   command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
-  return {command, [options] { return BenchAttention(*options); }};
+  return {.app = command,
+          .run = [options] { return options->trace.empty() ? BenchTrees(*options) : BenchTrace(*options); },
+          .reads_trace = true};
 }
 
 Command AddBenchCalibrateCommand(CLI::App& bench) {
