@@ -337,7 +337,7 @@ struct EngineOptions {
   // Called where on_event is, once the events of a step have been sent: wakes those that wait for them once, not by event. May be
   // empty; may call what on_event may.
   std::function<void()> on_events_sent;
-  std::shared_ptr<ForestListener> forest_listener;  // hears of each step's prefix forest; null: nobody does, at no cost
+  std::shared_ptr<ForestListener> forest_listener;  // hears of each step's prefix forest; null: none, at no cost
   // Steps that are scheduled and launched before the one under way has said its tokens: 0, 1, or kAutoStepsAhead. With 1 the host's
   // work lies beside a device's. Changes no sample's tokens. Steps that draft are never launched ahead.
   int32_t steps_ahead = kAutoStepsAhead;
