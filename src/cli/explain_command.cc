@@ -10,6 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "cli/bench/bench_support.h"
+#include "cli/bench/report_page.h"
+#include "cli/bench/svg_plot.h"
 #include "cli/forecast_options.h"
 #include "cli/parsed_option.h"
 #include "cli/request_trace.h"
@@ -33,6 +36,7 @@ struct ExplainOptions {
   TraceSource job;
   ForecastOptions forecast;
   int32_t nodes = 40;
+  std::string html;
   bool json = false;
 };
 
@@ -98,14 +102,14 @@ std::string FormatBreakEven(const Forecast& forecast) {
 
 double Times(double more, double less) { return less > 0 ? more / less : 1; }
 
-std::string FormatForecast(const Trace& trace, const Forecast& forecast, const ForecastModel& model, int32_t nodes) {
+// What is stored, computed and read, and how long a step takes.
+std::string FormatFigures(const Forecast& forecast, const ForecastModel& model) {
   const auto kv_bytes = static_cast<double>(model.machine.costs.attention.kv_bytes_per_token());
   const auto stored = [&](int64_t tokens) {
     return fmt::format("{} tokens ({})", tokens, FormatBytes(kv_bytes * static_cast<double>(tokens)));
   };
-  std::string text = FormatTree(trace, forecast.tree, static_cast<size_t>(nodes));
-  text += fmt::format("\n{}, {}, {} prompt tokens, {} output tokens at most\n", Count(forecast.requests, "request"),
-                      Count(forecast.samples, "sample"), forecast.prompt_tokens, forecast.output_tokens);
+  std::string text = fmt::format("{}, {}, {} prompt tokens, {} output tokens at most\n", Count(forecast.requests, "request"),
+                                 Count(forecast.samples, "sample"), forecast.prompt_tokens, forecast.output_tokens);
   text += fmt::format("prompt tokens to compute: {}, {:.1f}% of all\n", forecast.computed_tokens,
                       100 * Times(static_cast<double>(forecast.computed_tokens), static_cast<double>(forecast.prompt_tokens)));
   text += fmt::format("KV of all of it: {}; a copy for each sample: {}, {:.1f} times as much\n", stored(forecast.stored_tokens),
@@ -125,11 +129,55 @@ std::string FormatForecast(const Trace& trace, const Forecast& forecast, const F
                         FormatBytes(step.kv_bytes_read_unshared), Times(step.kv_bytes_read_unshared, step.kv_bytes_read));
     text += fmt::format("{:.0f} tokens/s\n", static_cast<double>(step.samples) / step.seconds);
   }
-  return text + "\n" + FormatBreakEven(forecast);
+  return text;
+}
+
+std::string FormatForecast(const Trace& trace, const Forecast& forecast, const ForecastModel& model, int32_t nodes) {
+  return FormatTree(trace, forecast.tree, static_cast<size_t>(nodes)) + "\n" + FormatFigures(forecast, model) + "\n" +
+         FormatBreakEven(forecast);
+}
+
+// A line a node, with a bar as long as the tokens that it spares.
+std::string TreeTable(const Trace& trace, const std::vector<JobNode>& nodes) {
+  int64_t most = 1;
+  for (const JobNode& node : nodes) most = std::max(most, SparedBy(trace, node));
+  std::string html =
+      "<div class=\"scroll\"><table><tr><th>tokens of the node</th><th>requests</th><th>samples</th><th>that go on alone</th>"
+      "<th>prompt tokens spared</th><th></th></tr>\n";
+  for (const JobNode& node : nodes) {
+    const bool is_alone = node.node == simulate::kNoNode;
+    const int64_t spared = SparedBy(trace, node);
+    html += fmt::format(
+        "<tr><td style=\"padding-left:{}em\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"
+        "<td><svg viewBox=\"0 0 100 10\" style=\"width:10em\"><rect width=\"{}\" height=\"10\" "
+        "fill=\"var(--series-0)\"/></svg></td></tr>\n",
+        0.7 + 1.5 * node.depth, is_alone ? "nothing shared" : fmt::format("{}", trace.nodes()[node.node].tokens), node.requests,
+        node.samples, EscapeHtml(EndsText(node)), spared, 100 * spared / most);
+  }
+  return html + "</table></div>\n";
+}
+
+std::string ForecastPage(const Trace& trace, const Forecast& forecast, const ForecastModel& model, const std::string& job) {
+  PlotSeries attention{.name = "attention", .color = 0}, bytes{.name = "attention, by bytes alone", .color = 1, .dashed = true},
+      step{.name = "whole step", .color = 2};
+  for (const BreakEven& row : forecast.break_even) {
+    attention.points.emplace_back(row.samples, row.attention_gain);
+    bytes.points.emplace_back(row.samples, row.relay_gain);
+    step.points.emplace_back(row.samples, row.step_gain);
+  }
+  return BeginReportPage(fmt::format("coppice explain {}", job)) + "<h2>The tree</h2>\n" + TreeTable(trace, forecast.tree) +
+         "<h2>Figures</h2>\n<pre>" + EscapeHtml(FormatFigures(forecast, model)) + "</pre>\n<h2>Where sharing pays</h2>\n" +
+         "<div class=\"plots\">\n" +
+         LinePlot({.title = "Times faster than if each sample reads for itself",
+                   .x_label = "samples that share the prompt",
+                   .y_label = "times faster",
+                   .series = {attention, bytes, step}}) +
+         "</div>\n<pre>" + EscapeHtml(FormatBreakEven(forecast)) + "</pre>\n</body></html>\n";
 }
 
 ordered_json ToJson(const Trace& trace, const Forecast& forecast, const ForecastModel& model) {
   ordered_json report = {{"machine", model.machine.machine},
+                         {"ranks", model.machine.ranks},
                          {"step_times", model.machine.has_step_times ? "measured" : "roofline"},
                          {"requests", forecast.requests},
                          {"samples", forecast.samples},
@@ -174,6 +222,8 @@ Result<ExitCode> Explain(const ExplainOptions& options) {
   COPPICE_ASSIGN_OR_RETURN(const ForecastModel model, OpenForecastModel(options.forecast));
   COPPICE_ASSIGN_OR_RETURN(const Trace trace, ReadTrace(options.job, *model.checkpoint));
   const Forecast forecast = simulate::MakeForecast(trace, model.machine.costs, model.server);
+  if (!options.html.empty())
+    COPPICE_RETURN_IF_ERROR(WriteReport(options.html, ForecastPage(trace, forecast, model, options.job.path), "--html"));
   COPPICE_RETURN_IF_ERROR(Print(options.json ? ToJson(trace, forecast, model).dump() + "\n"
                                              : ForTerminal(FormatForecast(trace, forecast, model, options.nodes))));
   return ExitCode::kOk;
@@ -193,6 +243,7 @@ Command AddExplainCommand(CLI::App& app) {
       ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   AddForecastOptions(*command, &options->forecast);
+  command->add_option("--html", options->html, "Write it as a page, with the whole tree, to this file, too")->check(NotEmpty());
   command->add_flag("--json", options->json, "Print the forecast as JSON");
   return {command, [options] { return Explain(*options); }};
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cli/model_memory.h"
 #include "cli/parsed_option.h"
@@ -14,8 +15,10 @@
 #include "cli/run_stats.h"
 #include "core/check.h"
 #include "core/format_bytes.h"
+#include "engine/open_device.h"
 #include "hub/model_store.h"
 #include "model/random_checkpoint.h"
+#include "ops/peer_group.h"
 
 namespace coppice::cli {
 
@@ -26,6 +29,18 @@ void AddForecastOptions(CLI::App& command, ForecastOptions* options) {
   command.add_option("--machine", options->costs.machine,
                      "What it runs on: a name such as h100, h200 or zen5, or a file of `coppice bench calibrate`; default: this "
                      "machine");
+  CLI::Option* const device =
+      command
+          .add_option("--device", options->devices,
+                      "GPUs that divide the model, as the engine names them: cuda:0,cuda:1, each of them --machine's; steps, bytes "
+                      "and --kv-cache are those of each")
+          ->check(NotEmpty());
+  command
+      .add_option_function<int>(
+          "--tp", [options](int gpus) { options->devices = FirstGpus(gpus); }, "Likewise the first N GPUs")
+      ->type_name("N")
+      ->check(CLI::Range(1, ops::kMostPeers))
+      ->excludes(device);
   command
       .add_option("--steps", options->steps,
                   "A file of `coppice bench steps`: what the model's steps take there beside attention; default: by the roofline "
@@ -49,7 +64,7 @@ void AddForecastOptions(CLI::App& command, ForecastOptions* options) {
 }
 
 std::string ForecastModel::Describe() const {
-  return fmt::format("on {}, steps {}", machine.machine,
+  return fmt::format("on {}{}, steps {}", machine.ranks > 1 ? fmt::format("each of {} ", machine.ranks) : "", machine.machine,
                      machine.has_step_times ? "as measured" : "by the roofline of their weights");
 }
 
@@ -58,6 +73,11 @@ Result<ForecastModel> OpenForecastModel(const ForecastOptions& options) {
     return InvalidArgument(
         fmt::format("--max-running is {} and --max-batch-tokens {}, expected no more samples than a step has tokens",
                     options.server.max_running, options.server.max_batch_tokens));
+  simulate::CostOptions costs = options.costs;
+  if (!options.devices.empty()) {
+    COPPICE_ASSIGN_OR_RETURN(const std::vector<DeviceName> names, ParseDeviceNames(options.devices));
+    costs.ranks = static_cast<int>(names.size());
+  }
   std::unique_ptr<Checkpoint> checkpoint;
   if (options.config.empty()) {
     COPPICE_ASSIGN_OR_RETURN(const std::string path, hub::FindModel(options.model));
@@ -65,7 +85,6 @@ Result<ForecastModel> OpenForecastModel(const ForecastOptions& options) {
   } else {
     COPPICE_ASSIGN_OR_RETURN(checkpoint, MakeRandomCheckpoint(options.config));
   }
-  simulate::CostOptions costs = options.costs;
   if (!options.steps.empty()) {
     COPPICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.steps, "--steps"));
     const Result<simulate::StepTimes> steps = simulate::StepTimes::Parse(text);

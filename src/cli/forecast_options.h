@@ -17,7 +17,7 @@ class App;
 namespace coppice::cli {
 
 struct ForecastOptions {
-  std::string model, config, steps;
+  std::string model, config, steps, devices;
   simulate::CostOptions costs;
   simulate::ServerOptions server;
   int64_t kv_cache_bytes = int64_t{16} << 30;

@@ -139,10 +139,13 @@ Result<ExitCode> Simulate(SimulateOptions options) {
   }
   if (!options.write_trace.empty()) COPPICE_RETURN_IF_ERROR(WriteFile(options.write_trace, FormatTrace(trace)));
   const double endless = simulate::EndlessHitRate(trace);
-  ordered_json report = {
-      {"machine", model.machine.machine},    {"step_times", model.machine.has_step_times ? "measured" : "roofline"},
-      {"kv_tokens", model.server.kv_tokens}, {"requests", trace.requests().size()},
-      {"endless_hit_rate", endless},         {"rows", ordered_json::array()}};
+  ordered_json report = {{"machine", model.machine.machine},
+                         {"ranks", model.machine.ranks},
+                         {"step_times", model.machine.has_step_times ? "measured" : "roofline"},
+                         {"kv_tokens", model.server.kv_tokens},
+                         {"requests", trace.requests().size()},
+                         {"endless_hit_rate", endless},
+                         {"rows", ordered_json::array()}};
   if (!options.json)
     COPPICE_RETURN_IF_ERROR(Print(
         ForTerminal(fmt::format("{} requests {}; the KV cache of a replica has room for {} tokens; one that keeps all would find "

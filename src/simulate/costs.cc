@@ -1,5 +1,7 @@
 #include "simulate/costs.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -29,9 +31,12 @@ class NoWork final : public Executor {
   int workers_;
 };
 
-std::vector<LayerKind> KindsOf(const ModelConfig& config, DType dtype) {
-  const AttentionSpec spec{.num_qo_heads = config.num_qo_heads,
-                           .num_kv_heads = config.num_kv_heads,
+// Of a rank: the fullest one's heads, with whole groups of query heads.
+std::vector<LayerKind> KindsOf(const ModelConfig& config, DType dtype, int ranks) {
+  const int32_t kv_heads = CeilDiv(config.num_kv_heads, ranks);
+  const int32_t group = config.num_qo_heads / config.num_kv_heads;
+  const AttentionSpec spec{.num_qo_heads = ranks > config.num_kv_heads ? CeilDiv(config.num_qo_heads, ranks) : kv_heads * group,
+                           .num_kv_heads = kv_heads,
                            .head_dim = config.head_dim,
                            .q_dtype = dtype,
                            .kv_dtype = dtype,
@@ -49,21 +54,37 @@ std::vector<LayerKind> KindsOf(const ModelConfig& config, DType dtype) {
 }
 
 // What a layer takes on a GPU beside its attention and beyond its weights' reading: the starts and ends of its kernels in a
-// captured step. From steps without attention of Llama shapes of 7 B and 13 B on an H100, 32 to 256 samples
-// (bench/results/paper_hydragen/2026-11-28_h100.jsonl): 41 and 43 us.
+// captured step of more than kGpuFewRows rows. From steps without attention of Llama shapes of 7 B and 13 B on an H100, 32 to 256
+// samples (bench/results/paper_hydragen/2026-11-28_h100.jsonl): 41 and 43 us.
 constexpr double kGpuLayerSeconds = 42e-6;
+// Up to kGpuFewRows rows our kernels multiply, and begin to read weights while those before them end: 3.78 to 3.94 ms of
+// Llama-3-8B's step on an H200 at 1 to 8 rows, where its weights take 3.83 (bench/results/forecast/2026-11-29_h200.txt).
+constexpr int32_t kGpuFewRows = 16;
+constexpr double kGpuFewRowsLayerSeconds = 10e-6;
+
+// What a sum over ranks takes on GPUs that read each other's memory, H200s: 4.1 us, and what each further rank's f32 rows take
+// (docs/ranks.md, the times of AddNorm). There are two a layer.
+constexpr double kSumSeconds = 4.1e-6, kSumBytesPerSecond = 385e9;
+constexpr int kSumsOfLayer = 2;
 
 StepTimes RooflineOf(const ModelConfig& config, const CostOptions& options, const MachineModel& machine) {
   const double embedding = static_cast<double>(config.vocab_size) * config.hidden_size;
   const double layers = std::max(0.0, static_cast<double>(options.parameters) - embedding * (config.tie_embeddings ? 1 : 2));
   const auto bytes = static_cast<double>(SizeOf(options.dtype));
-  return StepTimes::FromRoofline({.layer_bytes = bytes * layers,
-                                  .layer_flops = 2 * layers,
-                                  .head_bytes = bytes * embedding,
-                                  .head_flops = 2 * embedding,
+  const bool is_gpu = machine.sm.num_sms > 0;
+  const double ranks = options.ranks, f32_row_s = sizeof(float) * (ranks - 1) / kSumBytesPerSecond;
+  const double sums_s = options.ranks > 1 ? kSumsOfLayer * kSumSeconds : 0;
+  return StepTimes::FromRoofline({.layer_bytes = bytes * layers / ranks,
+                                  .layer_flops = 2 * layers / ranks,
+                                  .layer_row_s = kSumsOfLayer * config.num_layers * config.hidden_size * f32_row_s,
+                                  .head_bytes = bytes * embedding / ranks,
+                                  .head_flops = 2 * embedding / ranks,
+                                  .head_row_s = config.vocab_size / ranks * f32_row_s,  // the first rank gathers logits
                                   .bytes_per_s = machine.read_bytes_per_s,
                                   .flops_per_s = machine.dense_flops_per_s,
-                                  .fixed_s = machine.sm.num_sms > 0 ? kGpuLayerSeconds * config.num_layers : 0});
+                                  .few_rows = is_gpu ? kGpuFewRows : 0,
+                                  .fixed_s = is_gpu ? (kGpuLayerSeconds + sums_s) * config.num_layers : 0,
+                                  .few_fixed_s = is_gpu ? (kGpuFewRowsLayerSeconds + sums_s) * config.num_layers : 0});
 }
 
 }  // namespace
@@ -76,7 +97,13 @@ Result<MachineCosts> MakeCosts(const ModelConfig& config, const CostOptions& opt
   } else {
     COPPICE_ASSIGN_OR_RETURN(machine, attention::LoadMachineModel(options.machine, workers.num_workers()));
   }
-  std::vector<LayerKind> kinds = KindsOf(config, options.dtype);
+  if (options.ranks > 1 && machine.sm.num_sms == 0)
+    return InvalidArgument(
+        fmt::format("{} ranks on {}: a forecast has ranks of GPUs alone, give --machine one", options.ranks, machine.name));
+  if (options.ranks > config.num_qo_heads)
+    return InvalidArgument(
+        fmt::format("{} ranks divide {} query heads, expected no more ranks", options.ranks, config.num_qo_heads));
+  std::vector<LayerKind> kinds = KindsOf(config, options.dtype, options.ranks);
   for (LayerKind& kind : kinds) {
     if (machine.sm.num_sms > 0) {  // as Hopper's kernels run it
       COPPICE_ASSIGN_OR_RETURN(const attention::cuda::KernelChoice kernel,
@@ -91,6 +118,7 @@ Result<MachineCosts> MakeCosts(const ModelConfig& config, const CostOptions& opt
   return MachineCosts{.costs = {.steps = options.steps ? *options.steps : RooflineOf(config, options, machine),
                                 .attention = AttentionTimes(kinds, machine)},
                       .machine = machine.name,
+                      .ranks = options.ranks,
                       .has_step_times = options.steps.has_value()};
 }
 

@@ -19,6 +19,7 @@ struct CostOptions {
   // machine's instruction set.
   std::string machine;
   int threads = 0;  // of a CPU; 0: one per core of this machine
+  int ranks = 1;    // GPUs that divide the model: times, bytes and KV are those of each
   int32_t page_size = 16;
   DType dtype = DType::kBF16;      // of KV and products
   int64_t parameters = 0;          // of the model, all tensors
@@ -28,10 +29,11 @@ struct CostOptions {
 struct MachineCosts {
   Costs costs;
   std::string machine;  // its name
+  int ranks = 1;
   bool has_step_times = false;
 };
 
-// NOT_FOUND lists the machines; UNIMPLEMENTED for heads that no kernel of a GPU serves.
+// NOT_FOUND lists the machines; INVALID_ARGUMENT: ranks on a CPU, or more than query heads; UNIMPLEMENTED for heads that no kernel of a GPU serves.
 Result<MachineCosts> MakeCosts(const ModelConfig& config, const CostOptions& options);
 
 }  // namespace coppice::simulate

@@ -69,11 +69,13 @@ StepTimes StepTimes::FromRoofline(const Products& products) {
   COPPICE_CHECK(products.bytes_per_s > 0 && products.flops_per_s > 0);
   StepTimes times;
   for (int32_t rows = 1; rows <= (1 << 16); rows *= 2) {
-    const auto time = [&](double bytes, double flops) {
-      return std::max(bytes / products.bytes_per_s, rows * flops / products.flops_per_s);
+    const auto time = [&](double bytes, double flops, double row_s) {
+      return std::max(bytes / products.bytes_per_s, rows * flops / products.flops_per_s) + rows * row_s;
     };
-    times.prompt_.push_back({.rows = rows, .seconds = products.fixed_s + time(products.layer_bytes, products.layer_flops)});
-    times.draws_.push_back({.rows = rows, .seconds = time(products.head_bytes, products.head_flops)});
+    const double fixed_s = rows <= products.few_rows ? products.few_fixed_s : products.fixed_s;
+    times.prompt_.push_back(
+        {.rows = rows, .seconds = fixed_s + time(products.layer_bytes, products.layer_flops, products.layer_row_s)});
+    times.draws_.push_back({.rows = rows, .seconds = time(products.head_bytes, products.head_flops, products.head_row_s)});
   }
   return times;
 }

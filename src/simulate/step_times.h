@@ -27,10 +27,11 @@ class StepTimes {
   // A roofline: what products of a model read and compute. Bytes and flops are those of one row; a row's products of the head count
   // only where it draws.
   struct Products {
-    double layer_bytes = 0, layer_flops = 0;  // all layers
-    double head_bytes = 0, head_flops = 0;
+    double layer_bytes = 0, layer_flops = 0, layer_row_s = 0;  // all layers; layer_row_s: what ranks exchange of a row
+    double head_bytes = 0, head_flops = 0, head_row_s = 0;
     double bytes_per_s = 0, flops_per_s = 0;
-    double fixed_s = 0;  // of a step
+    int32_t few_rows = 0;                 // up to which a step has few_fixed_s in place of fixed_s
+    double fixed_s = 0, few_fixed_s = 0;  // of a step, beside what its bytes and operations take
   };
 
   // `prompt`: steps of a prompt's tokens, none of which draws; `decode`: steps of samples. Ascending rows.

@@ -5,9 +5,10 @@ import os
 import tempfile
 import unittest
 
-from program import TINY, coppice, default_model_or_skip
+from program import ROOT, TINY, coppice, default_model_or_skip
 
 CONFIG = os.path.join(TINY, "config.json")
+LLAMA = os.path.join(ROOT, "bench", "models", "llama3-8b", "config.json")
 
 
 def lines(*objects):
@@ -111,6 +112,18 @@ class SimulateTest(unittest.TestCase):
         self.assertEqual((report["largest_batch"], report["largest_batch_apart"]), (8, 0))
         self.assertEqual([row["samples"] for row in report["break_even"]], [1, 2, 4, 8, 16, 32, 64, 128, 256])
         self.assertEqual([node["depth"] for node in report["tree"]], [0, 1, 1, 1, 1])
+        with tempfile.TemporaryDirectory() as folder:
+            page = os.path.join(folder, "page.html")
+            self.assertEqual(coppice("explain", "-", "--config", CONFIG, "--html", page, stdin=job).returncode, 0)
+            with open(page, encoding="utf-8") as file:
+                html = file.read()
+        self.assertIn(">400</td><td>16</td><td>64</td>", html)
+        self.assertIn("whole step", html)
+        one, two = (json.loads(coppice("explain", "-", "--config", LLAMA, "--machine", "h200", "--kv-cache", "60GiB", "--json", *ranks, stdin=job).stdout)
+                    for ranks in ((), ("--device", "cuda:0,cuda:1")))
+        self.assertEqual((one["ranks"], two["ranks"], two["kv_bytes_per_token"]), (1, 2, one["kv_bytes_per_token"] / 2))
+        self.assertTrue(0.5 < two["step_seconds"] / one["step_seconds"] < 0.8, (one["step_seconds"], two["step_seconds"]))
+        self.assertIn("2 ranks on ", coppice("explain", "-", "--config", CONFIG, "--machine", "zen5", "--tp", 2, stdin=job).stderr)
         refused = coppice("explain", "-", "--config", CONFIG, "--kv-cache", 10, stdin=job)
         self.assertIn("--kv-cache is 10 B, expected room for a token", refused.stderr)
 
