@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -115,7 +114,7 @@ class EngineImpl final : public Engine {
   Result<bool> Step() override;
   Status Run(std::stop_token stop) override;
   EngineLoad Load() const override {
-    return {.waiting = inbox_.waiting(), .running = metrics_.running(), .draining = holds_new_, .state = lifecycle_.state()};
+    return {.waiting = inbox_.waiting(), .running = metrics_.running(), .draining = lifecycle_.is_draining(), .state = lifecycle_.state()};
   }
   EngineMetrics Metrics() const override { return metrics_.Snapshot(); }
   const Tokenizer* tokenizer() const override { return parts_.tokenizer.get(); }
@@ -143,7 +142,7 @@ class EngineImpl final : public Engine {
   Status WakeUp(const WakeOptions& options);
   void HoldNew(bool hold) {
     scheduler_.HoldNew(hold);
-    holds_new_ = hold;
+    lifecycle_.NoteDraining(hold);
   }
   bool HasBegun();  // any request
   Result<bool> StepOnce();
@@ -216,7 +215,6 @@ class EngineImpl final : public Engine {
   bool books_in_doubt_ = false;      // KeepBooks did not come to its end
   FairMutex stepping_;               // held by a step, and by another thread that needs what belongs to the stepping thread
   std::mutex interrupting_;          // held by UpdateWeights, Pause, Resume, Sleep and Wake, before stepping_
-  std::atomic<bool> holds_new_{false};
   Lifecycle lifecycle_;
 
   Emitter emitter_;  // last, so that it is done before what it refers to goes

@@ -20,6 +20,7 @@ class Lifecycle {
 
   EngineState state() const { return state_; }
   bool is_running() const { return state_ == EngineState::kRunning; }
+  bool is_draining() const { return is_draining_; }  // no other request begins, until what runs has finished
   bool weights_are_whole() const { return weights_are_whole_; }
   WeightVersion version() const;
   // UNAVAILABLE: Submit refuses requests.
@@ -45,13 +46,14 @@ class Lifecycle {
   bool BeginPart(UpdatePart part);
   // It has come, or failed: then no update is open. The version that it makes.
   WeightVersion EndPart(UpdatePart part, bool came, const std::string& label);
+  void NoteDraining(bool is_draining) { is_draining_ = is_draining; }
   // Of all weights, that of an update which is open aside.
   void NoteWhole(bool whole) { weights_are_whole_ = whole && !update_is_open_; }
 
  private:
   std::atomic<EngineState> state_{EngineState::kRunning};
   std::atomic<bool> refuses_new_{false};  // while it does not run
-  std::atomic<bool> weights_are_whole_{true};
+  std::atomic<bool> weights_are_whole_{true}, is_draining_{false};
   bool update_is_open_ = false;       // between its first part and its last
   mutable std::mutex version_mutex_;  // guards what follows
   WeightVersion version_;
