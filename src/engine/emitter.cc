@@ -135,10 +135,10 @@ void Emitter::Process(Emissions* emissions) {
 void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
   Listener& listener = *item.listener;
   if (item.prompt >= 0) return listener.on_event(emissions.prompts[item.prompt]);
-  std::string held;
+  event_.text.clear();
   if (item.begun_text >= 0) {
-    held = listener.BeginText(item.index, emissions.begun_texts[item.begun_text]);
-    if (held.empty()) return;
+    event_.text = listener.BeginText(item.index, emissions.begun_texts[item.begun_text]);
+    if (event_.text.empty()) return;
   }
   event_.request = listener.request;
   event_.index = item.index;
@@ -155,7 +155,6 @@ void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
     const auto begin = emissions.top_logprobs.begin() + item.top_begin;
     event_.top_logprobs.front().assign(begin, begin + item.top_count);
   }
-  event_.text = std::move(held);
   if (item.text >= 0) event_.text = emissions.texts[item.text];
   if (!listener.has_stops && static_cast<size_t>(item.index) < listener.texts.size()) {
     TextStream& text = listener.texts[item.index];
@@ -170,7 +169,11 @@ void Emitter::Send(const Emissions& emissions, const Emissions::Item& item) {
   event_.request_done = item.request_done;
   event_.weight_version = item.weight_version;
   event_.shared_reads = item.reads >= 0 ? emissions.shared_reads[item.reads] : SharedReads();
-  event_.status = item.status >= 0 ? emissions.statuses[item.status] : OkStatus();
+  if (item.status >= 0) {
+    event_.status = emissions.statuses[item.status];
+  } else if (!event_.status.ok()) {  // seldom: a status is a string to assign
+    event_.status = OkStatus();
+  }
   listener.on_event(event_);
 }
 
