@@ -19,9 +19,10 @@ table7() { decode codellama-34b $MODES 32,64,128,256,512,1024 1024,2048,4096,819
 # Their corners, with TOKENS=16 at 1,024 samples, too.
 corners7b() { decode codellama-7b $MODES 32,256,1024 1024,16256 128 16640; }
 corners13b() { decode codellama-13b $MODES 32,256,512 1024,16256 128 16640; }
+corners34b() { decode codellama-34b $MODES 32,256,1024 1024,16256 128 16640; }
 
 # Figure 3: batch sizes over a prefix of 2,048 tokens. Figure 4: prefixes under the largest batch that fits one card.
 figure3() { decode codellama-13b $MODES 32,64,128,256,512 2048 128 16640; }
 figure4() { decode codellama-13b tree,store,no-attention 512 $PREFIXES 128 16640; }
 
-run_figures corners7b corners13b figure3 figure4 table2 table3 table4 table5 table6 table7 -- "$@"
+run_figures corners7b corners13b corners34b figure3 figure4 table2 table3 table4 table5 table6 table7 -- "$@"
