@@ -114,7 +114,10 @@ class EngineImpl final : public Engine {
   Result<bool> Step() override;
   Status Run(std::stop_token stop) override;
   EngineLoad Load() const override {
-    return {.waiting = inbox_.waiting(), .running = metrics_.running(), .draining = lifecycle_.is_draining(), .state = lifecycle_.state()};
+    return {.waiting = inbox_.waiting(),
+            .running = metrics_.running(),
+            .draining = lifecycle_.is_draining(),
+            .state = lifecycle_.state()};
   }
   EngineMetrics Metrics() const override { return metrics_.Snapshot(); }
   const Tokenizer* tokenizer() const override { return parts_.tokenizer.get(); }

@@ -33,7 +33,8 @@ struct MachineCosts {
   bool has_step_times = false;
 };
 
-// NOT_FOUND lists the machines; INVALID_ARGUMENT: ranks on a CPU, or more than query heads; UNIMPLEMENTED for heads that no kernel of a GPU serves.
+// NOT_FOUND lists the machines; INVALID_ARGUMENT: ranks on a CPU, or more than query heads; UNIMPLEMENTED for heads that no kernel
+// of a GPU serves.
 Result<MachineCosts> MakeCosts(const ModelConfig& config, const CostOptions& options);
 
 }  // namespace coppice::simulate
