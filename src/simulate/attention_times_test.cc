@@ -110,7 +110,7 @@ TEST(AttentionTimes, AreThoseOfPlansOnACpu) {
   EXPECT_NEAR(compared.time_median, 1, 0.1);
   EXPECT_GT(compared.time_lowest, 0.65);
   EXPECT_LT(compared.time_highest, 1.35);
-  EXPECT_GT(compared.reads_lowest, 0.9);
+  EXPECT_GT(compared.reads_lowest, 0.85);  // where sharing hardly pays, plans may leave it
   EXPECT_LT(compared.reads_highest, 1.1);
 }
 
