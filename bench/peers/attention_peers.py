@@ -502,6 +502,13 @@ def pod_batches(path):
     return batches
 
 
+def write_lines(path, lines):
+    """JSON, an object a line; nothing where there is no path."""
+    if path:
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libcoppice_attention.so of a CUDA build with BUILD_SHARED_LIBS=ON")
@@ -575,9 +582,7 @@ def main():
     for peer, ratios in over_each.items():
         print(f"{peer}: {statistics.mean(ratios):.3f} times tree's time in the mean of {len(ratios)} batches of which both parts count, "
               f"{min(ratios):.3f} to {max(ratios):.3f}")
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+    write_lines(options.json, lines)
     return 0
 
 

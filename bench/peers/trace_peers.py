@@ -15,12 +15,11 @@ Printed are totals over the steps that all columns computed, and the median over
 """
 
 import argparse
-import json
 import statistics
 import sys
 
 import torch
-from attention_peers import HEAD_DIM, PAGE, Batch, Coppice, Timer, indptr, measure, planned
+from attention_peers import HEAD_DIM, PAGE, Batch, Coppice, Timer, indptr, measure, planned, write_lines
 from forest_trace import Layout, Trace
 
 COLUMNS = ("tree", "store", "fi_cascade", "fi_decode", "fi_batch")
@@ -129,9 +128,7 @@ def main():
         for line in summary(results):
             print(f"  {line['column']:<12}{line['steps']:>5} steps {line['ms']:>10.3f} ms, {line['over_tree']:.2f} times tree's; median "
                   f"{line['median_over_tree']:.2f}", flush=True)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+    write_lines(options.json, lines)
     return 0
 
 
