@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "attention/machine_model.h"
@@ -102,16 +103,38 @@ Compared Compare(const LayerKind& kind, const attention::MachineModel& machine) 
           .reads_highest = reads.back()};
 }
 
-TEST(AttentionTimes, AreThoseOfPlansOnACpu) {
-  const LayerKind kind = {.spec = {.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64},
-                          .traits = {.workers = 2, .dense_tile_rows = 16, .dense_min_rows = 8, .dense_row_unit = 16, .kv_tile = 64},
-                          .layers = 1};
-  const Compared compared = Compare(kind, attention::ShippedMachineModel("zen4", 2).value());
+// Constants between those of a Zen 3 and a Zen 5 core, fixed here: new measurements of shipped machines change no bound.
+constexpr std::string_view kCpu = R"({"name": "cpu", "per_worker": {"read_bytes_per_s": 22e9, "cache_bytes_per_s": 50e9,
+    "dense_flops_per_s": 215e9, "stream_flops_per_s": 145e9, "state_bytes_per_s": 14e9, "stream_kv_bytes_per_s": 33e9},
+    "read_bytes_per_s": 400e9, "cache_bytes": 20e6, "item_fixed_ns": 450, "merge_fixed_ns": 30, "dense_task_ns": 1200})";
+
+LayerKind CpuKind() {
+  return {.spec = {.num_qo_heads = 9, .num_kv_heads = 3, .head_dim = 64},
+          .traits = {.workers = 2, .dense_tile_rows = 16, .dense_min_rows = 8, .dense_row_unit = 16, .kv_tile = 64},
+          .layers = 1};
+}
+
+void ExpectTimesOfPlans(const Compared& compared) {
   EXPECT_NEAR(compared.time_median, 1, 0.1);
   EXPECT_GT(compared.time_lowest, 0.65);
   EXPECT_LT(compared.time_highest, 1.35);
-  EXPECT_GT(compared.reads_lowest, 0.85);  // where sharing hardly pays, plans may leave it
   EXPECT_LT(compared.reads_highest, 1.1);
+}
+
+TEST(AttentionTimes, AreThoseOfPlansOnACpu) {
+  const Compared compared = Compare(CpuKind(), attention::ParseMachineModel(kCpu, 2).value());
+  ExpectTimesOfPlans(compared);
+  EXPECT_GT(compared.reads_lowest, 0.9);
+}
+
+// Where sharing hardly pays, a plan of measured constants may read apart what the sums take to be read together.
+TEST(AttentionTimes, AreThoseOfPlansOnMeasuredCpus) {
+  for (const char* machine : {"zen4", "zen5"}) {
+    SCOPED_TRACE(machine);
+    const Compared compared = Compare(CpuKind(), attention::ShippedMachineModel(machine, 2).value());
+    ExpectTimesOfPlans(compared);
+    EXPECT_GT(compared.reads_lowest, 0.85);
+  }
 }
 
 TEST(AttentionTimes, AreThoseOfPlansOnAGpu) {
