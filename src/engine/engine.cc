@@ -40,6 +40,7 @@
 #include "engine/step_events.h"
 #include "engine/validate_request.h"
 #include "engine/weight_tensors.h"
+#include "model/window_layers.h"
 #include "runner/phase_timer.h"
 
 namespace coppice {
@@ -60,10 +61,8 @@ RequestLimits LimitsOf(const EngineParts& parts) {
 }
 
 std::vector<AttentionLayers> AttentionOf(const ModelConfig& config) {
-  const auto local = static_cast<int32_t>(std::ranges::count(config.local_layers, true));
   std::vector<AttentionLayers> layers;
-  if (local < config.num_layers) layers.push_back({.num_layers = config.num_layers - local, .window = config.window});
-  if (local > 0) layers.push_back({.num_layers = local, .window = config.local_window});
+  for (const WindowLayers& alike : WindowLayersOf(config)) layers.push_back({.num_layers = alike.layers, .window = alike.window});
   return layers;
 }
 
@@ -636,7 +635,7 @@ Result<bool> EngineImpl::RunStep() {
   TraceSpan span("step");
   const Clock::time_point begin = Clock::now();
   metrics_.BeginStep();
-  metrics_.step().weight_version = lifecycle_.version().number;
+  metrics_.step().weight_version = events_.weight_version();
   COPPICE_ASSIGN_OR_RETURN(const bool took, TakeInbox());
   COPPICE_ASSIGN_OR_RETURN(const bool late, EndLateRequests());
   COPPICE_ASSIGN_OR_RETURN(const bool unheard, EndUnheardRequests());

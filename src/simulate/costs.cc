@@ -13,6 +13,7 @@
 #include "attention/machine_model.h"
 #include "core/check.h"
 #include "core/thread_pool.h"
+#include "model/window_layers.h"
 
 namespace coppice::simulate {
 namespace {
@@ -41,14 +42,11 @@ std::vector<LayerKind> KindsOf(const ModelConfig& config, DType dtype, int ranks
                            .q_dtype = dtype,
                            .kv_dtype = dtype,
                            .sm_scale = config.sm_scale,
-                           .soft_cap = config.soft_cap,
-                           .window = config.window};
-  const auto local = static_cast<int32_t>(std::ranges::count(config.local_layers, true));
+                           .soft_cap = config.soft_cap};
   std::vector<LayerKind> kinds;
-  if (local < config.num_layers) kinds.push_back({.spec = spec, .traits = {}, .layers = config.num_layers - local});
-  if (local > 0) {
-    kinds.push_back({.spec = spec, .traits = {}, .layers = local});
-    kinds.back().spec.window = config.local_window;
+  for (const WindowLayers& alike : WindowLayersOf(config)) {
+    kinds.push_back({.spec = spec, .traits = {}, .layers = alike.layers});
+    kinds.back().spec.window = alike.window;
   }
   return kinds;
 }
