@@ -1,6 +1,7 @@
 #include "server/http_server.h"
 
 #include <fmt/format.h>
+#include <netinet/tcp.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -30,6 +31,17 @@ using namespace asio::experimental::awaitable_operators;  // NOLINT(build/namesp
 // thousand streams it would wait for each that has news.
 constexpr std::array<std::string_view, 3> kProbes = {"GET /health ", "GET /ready ", "GET /version "};
 constexpr auto kProbeWait = std::chrono::seconds(1);  // a connection that is silent for so long is none
+
+// Bytes of an answer that the system takes for a client before it has sent them. By default it takes megabytes, and copies them on
+// the thread that serves all the others.
+constexpr int kUnsentBytes = 128 << 10;
+
+// Where the system refuses, a connection is served all the same.
+void PrepareConnection(tcp::socket* socket) {
+  beast::error_code ignored;
+  socket->set_option(tcp::no_delay(true), ignored);
+  setsockopt(socket->native_handle(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
+}
 
 bool IsProbe(tcp::socket& socket) {
   std::array<char, 16> begin;
@@ -170,7 +182,7 @@ class BeastServer final : public HttpServer {
       const bool may_only_watch = !place;
       if (may_only_watch) place = shared_.probes.Enter(PeerOf(address), /*is_proxy=*/false);
       if (!place) continue;  // closes it
-      socket.set_option(tcp::no_delay(true), failed);
+      PrepareConnection(&socket);
       asio::co_spawn(probes_.io, Route(std::move(socket), std::move(place), may_only_watch), asio::detached);
     }
   }

@@ -6,7 +6,9 @@
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -36,6 +38,19 @@ inline constexpr auto kPatience = std::chrono::seconds(10);
 inline constexpr int32_t kProbePlaces = 64;
 
 class HttpSession;
+
+// The RatePolicy (Boost.Beast) of connections: a write gives the system so many bytes at most and lets others of its thread go on
+// before the next ones. Where hundreds of large answers are written, a small one waits for that many short writes.
+class WriteTurns {
+  static constexpr size_t kBytes = size_t{16} << 10;
+
+  friend class boost::beast::rate_policy_access;
+  static size_t available_read_bytes() { return std::numeric_limits<size_t>::max(); }
+  static size_t available_write_bytes() { return kBytes; }
+  static void transfer_read_bytes(size_t /*bytes*/) {}
+  static void transfer_write_bytes(size_t /*bytes*/) {}
+  static void on_timer() {}
+};
 
 // What all connections of a server share.
 struct HttpShared {
@@ -134,7 +149,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
 
   HttpSessions& sessions_;
   HttpShared& shared_;
-  boost::beast::tcp_stream stream_;
+  boost::beast::basic_stream<asio::ip::tcp, asio::any_io_executor, WriteTurns> stream_;
   boost::beast::flat_buffer buffer_;
   asio::steady_timer wake_;  // cancelled when an answer has news
   std::string address_;      // of the client, or of a proxy
