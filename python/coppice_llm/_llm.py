@@ -175,10 +175,13 @@ class LLM:
                 yield piece
 
     def extend(self, sample: Kept, tokens: str | Sequence[int]) -> Completion:
-        """Puts a text or token ids behind a sample that has ended and is kept, such as a tool's answer or a user's turn, and lets it go
-        on for max_tokens of its request: the Completion has what comes behind them, and is of the same sample.
+        """Puts a text or token ids behind a sample, such as a tool's answer or a user's turn, and lets it go on.
 
-        RuntimeError: the sample still goes on; fork it, or wait. KeyError as of fork.
+        One that has ended and is kept goes on for max_tokens of its request: the Completion has what comes behind them, and is of the
+        same sample. One that still goes on in a stream has them behind the tokens that it has by now, which describe tells. The
+        Completion is empty at once, without a finish_reason, and the stream has what comes behind them; max_tokens stays.
+
+        RuntimeError: its prompt is not computed yet. KeyError as of fork.
         """
         [completion] = _whole(self._extend(sample, True, tokens))
         return completion

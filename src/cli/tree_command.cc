@@ -212,7 +212,7 @@ TreeSession::Answer TreeSession::Extend(FieldReader& fields, BodyError* error) {
   const SampleId sample = TakeSample(fields);
   const std::vector<int32_t> tokens = openai::TakeExtension(fields, engine_.tokenizer(), parser_.bounds());
   if (!Ends(fields, error)) return std::nullopt;
-  if (const Status status = engine_.Extend(sample, tokens); !status.ok()) return Refuse(status, error);
+  if (const Status status = engine_.Extend(sample, tokens).status(); !status.ok()) return Refuse(status, error);
   return ordered_json{{"tokens", tokens.size()}};
 }
 

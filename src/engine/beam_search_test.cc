@@ -191,7 +191,7 @@ TEST(Beams, AreRefusedWithWhatTheyDoNotSupport) {
   const RequestId id = harness.Submit(WithBeams(Prompt(3), 4, 4, 2));
   harness.Step(2);
   EXPECT_THAT(harness.engine().Fork({id, 0}, {}).status().message(), HasSubstr("is an output of a beam search"));
-  EXPECT_EQ(harness.engine().Extend({id, 0}, Tokens{1}).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(harness.engine().Extend({id, 0}, Tokens{1}).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(harness.engine().Describe({id, 1}).status().code(), StatusCode::kFailedPrecondition);
   harness.RunToEnd();
 }

@@ -95,7 +95,7 @@ class EngineImpl final : public Engine {
   Result<RequestId> Submit(Request request) override;
   Status Cancel(RequestId id) override;
   Result<std::vector<SampleId>> Fork(SampleId sample, const ForkOptions& options) override;
-  Status Extend(SampleId sample, std::span<const int32_t> tokens) override;
+  Result<Extension> Extend(SampleId sample, std::span<const int32_t> tokens) override;
   Status Prune(SampleId sample) override;
   Status Release(RequestId id) override;
   Result<SampleInfo> Describe(SampleId sample) override;
@@ -295,7 +295,7 @@ Result<std::vector<SampleId>> EngineImpl::Fork(SampleId sample, const ForkOption
   });
 }
 
-Status EngineImpl::Extend(SampleId sample, std::span<const int32_t> tokens) {
+Result<Extension> EngineImpl::Extend(SampleId sample, std::span<const int32_t> tokens) {
   return CatchExhaustion("extending a sample", [&] {
     return ChangeSamples(sample.request, [&](RequestState* request) { return samples_.Extend(request, sample.index, tokens); });
   });

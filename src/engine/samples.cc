@@ -121,7 +121,7 @@ Result<std::vector<SampleId>> Samples::Fork(RequestState* request, int32_t index
   return children;
 }
 
-Status Samples::Extend(RequestState* request, int32_t index, std::span<const int32_t> tokens) {
+Result<Extension> Samples::Extend(RequestState* request, int32_t index, std::span<const int32_t> tokens) {
   COPPICE_ASSIGN_OR_RETURN(Sequence* const sequence, Find(request, index));
   if (sequence->state == Sequence::State::kPending || request->computes_prompt()) {
     return FailedPrecondition("the prompt of request " + std::to_string(static_cast<uint64_t>(request->id)) +
@@ -145,7 +145,7 @@ Status Samples::Extend(RequestState* request, int32_t index, std::span<const int
   }
   events_.BeginText(*sequence, TextAfter(*sequence, sequence->text_begin, sequence->text_begin));
   scheduler_.Requeue(sequence);
-  return OkStatus();
+  return Extension{.had_ended = ended, .num_tokens = request->prompt_length() + GeneratedBy(*sequence)};
 }
 
 void Samples::Prune(RequestState* request, int32_t index) {

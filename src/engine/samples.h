@@ -36,7 +36,7 @@ class Samples {
 
   // As the engine's; the copies that children need wait in the cache.
   Result<std::vector<SampleId>> Fork(RequestState* request, int32_t index, const ForkOptions& options);
-  Status Extend(RequestState* request, int32_t index, std::span<const int32_t> tokens);
+  Result<Extension> Extend(RequestState* request, int32_t index, std::span<const int32_t> tokens);
   void Prune(RequestState* request, int32_t index);
   void Release(RequestState* request);
   Result<SampleInfo> Describe(RequestState* request, int32_t index) const;

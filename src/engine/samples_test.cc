@@ -66,10 +66,16 @@ class Family {
     CheckCache();
     return children.ok() ? *children : std::vector<SampleId>();
   }
-  void Extend(SampleId sample, const Tokens& tokens) {
-    const Status status = harness_.engine().Extend(sample, tokens);
-    EXPECT_TRUE(status.ok()) << status.ToString();
+  // Whether the sample had ended.
+  bool Extend(SampleId sample, const Tokens& tokens) {
+    const Result<Extension> extension = harness_.engine().Extend(sample, tokens);
+    EXPECT_TRUE(extension.ok()) << extension.status().ToString();
     CheckCache();
+    if (!extension.ok()) return false;
+    const Tokens now = harness_.engine().Describe(sample).value().token_ids;
+    EXPECT_EQ(extension->num_tokens, std::ssize(now));
+    EXPECT_TRUE(std::equal(tokens.rbegin(), tokens.rend(), now.rbegin()));
+    return extension->had_ended;
   }
   void CheckCache() {
     const Status status = harness_.cache().CheckIntegrity();
@@ -195,7 +201,7 @@ TEST(Samples, SamplesAreForkedBeforeTheirPromptIsComputed) {
     family.harness().Step(steps);
     EXPECT_THAT(family.engine().Fork({id, 1}, {.keep_tokens = 1}).status().message(),
                 HasSubstr("keep_tokens is 1, expected a number in 0..0, the tokens that the sample has"));
-    EXPECT_EQ(family.engine().Extend({id, 1}, Tokens{1}).code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(family.engine().Extend({id, 1}, Tokens{1}).status().code(), StatusCode::kFailedPrecondition);
     const std::vector<SampleId> children = family.Fork({id, 1}, {.n = 2, .max_tokens = 3});
     family.harness().RunToEnd();
     const Tokens all = family.harness().GreedyAfter(Prompt(30), 6);
@@ -261,7 +267,7 @@ TEST(Samples, AKeptSampleHoldsNoPagesAndGoesOnWhetherItIsCachedOrNot) {
     const Tokens begun = Joined(Prompt(13), First(family.told({id, 0}).tokens, 5));
     for (const SampleId child : children) EXPECT_EQ(family.told(child).tokens, family.harness().GreedyAfter(begun, 6));
     const Tokens question = Prompt(7, 3);
-    family.Extend({id, 0}, question);
+    EXPECT_TRUE(family.Extend({id, 0}, question));
     EXPECT_FALSE(family.engine().Describe({id, 0}).value().finished);
     family.harness().RunToEnd();
     const Tokens first_turn = family.harness().GreedyAfter(Prompt(13), 6);
@@ -282,7 +288,7 @@ TEST(Samples, ASampleThatRunsIsExtended) {
     const RequestId id = family.Submit(Greedy(Prompt(13), 10));
     family.harness().Step(4);
     const Tokens observation = Prompt(30, 4);
-    family.Extend({id, 0}, observation);
+    EXPECT_FALSE(family.Extend({id, 0}, observation));
     const Tokens before = family.engine().Describe({id, 0}).value().token_ids;
     family.harness().RunToEnd();
     const size_t generated = before.size() - 13 - 30;
@@ -363,7 +369,7 @@ TEST(Samples, RefusalsSayWhatIsWrongAndChangeNothing) {
   EXPECT_THAT(fork({id, 0}, {.keep_tokens = -1}), HasSubstr("keep_tokens is -1, expected a number in 0..3"));
   EXPECT_THAT(fork({id, 0}, {.max_tokens = 0}), HasSubstr("max_tokens is 0, expected at least 1"));
   EXPECT_THAT(fork({id, 0}, {.params = SamplingParams{.top_p = 0}}), HasSubstr("top_p is 0, expected a number above 0"));
-  const auto extend = [&](const Tokens& tokens) { return family.engine().Extend({id, 0}, tokens).ToString(); };
+  const auto extend = [&](const Tokens& tokens) { return family.engine().Extend({id, 0}, tokens).status().ToString(); };
   EXPECT_THAT(extend({}), HasSubstr("tokens are none: give at least one"));
   EXPECT_THAT(extend({64}), HasSubstr("tokens[0] is 64, expected a token id in 0..63"));
   EXPECT_THAT(extend(Prompt(17)), HasSubstr("the sample would have 40 tokens, the context length is 40"));
@@ -469,7 +475,7 @@ TEST(Samples, ConstraintsHoldForChildrenAndForWhatIsAdded) {
     family.harness().RunToEnd();
     (void)family.Fork({id, 0}, {.keep_tokens = 5});  // its state is found again
     const Tokens parent = family.told({id, 0}).tokens;
-    EXPECT_THAT(family.engine().Extend({id, 0}, Tokens{parent.back() + 1, parent.back() + 3}).message(),
+    EXPECT_THAT(family.engine().Extend({id, 0}, Tokens{parent.back() + 1, parent.back() + 3}).status().message(),
                 HasSubstr("tokens[1] is " + std::to_string(parent.back() + 3) + ", which the constraint does not allow there"));
     const Tokens added{(parent.back() + 1) % 40, (parent.back() + 2) % 40};
     family.Extend({id, 0}, added);

@@ -37,7 +37,7 @@ class FakeEngine final : public Engine {
     return OkStatus();
   }
   Result<std::vector<SampleId>> Fork(SampleId, const ForkOptions&) override { std::abort(); }
-  Status Extend(SampleId, std::span<const int32_t>) override { std::abort(); }
+  Result<Extension> Extend(SampleId, std::span<const int32_t>) override { std::abort(); }
   Status Prune(SampleId) override { std::abort(); }
   Status Release(RequestId) override { std::abort(); }
   Result<SampleInfo> Describe(SampleId) override { std::abort(); }

@@ -32,17 +32,15 @@ Result<std::shared_ptr<KeptRequest::Group>> KeptRequest::Fork(Engine& engine, in
   return Add(std::move(children));
 }
 
-Result<std::shared_ptr<KeptRequest::Group>> KeptRequest::Extend(Engine& engine, int32_t index, std::span<const int32_t> tokens) {
+Result<KeptRequest::Extended> KeptRequest::Extend(Engine& engine, int32_t index, std::span<const int32_t> tokens) {
   const std::lock_guard alone(extending_);
-  COPPICE_ASSIGN_OR_RETURN(const SampleInfo info, engine.Describe(sample(index)));
-  if (!info.finished) {
-    return FailedPrecondition(
-        "the sample goes on, and the request that began it is told how: extend it when it has ended, or a fork "
-        "of it");
+  COPPICE_ASSIGN_OR_RETURN(const Extension extension, engine.Extend(sample(index), tokens));
+  Extended extended{.num_tokens = extension.num_tokens};
+  if (extension.had_ended) {
+    const std::lock_guard lock(mutex_);
+    extended.group = Add({sample(index)});
   }
-  COPPICE_RETURN_IF_ERROR(engine.Extend(sample(index), tokens));
-  const std::lock_guard lock(mutex_);
-  return Add({sample(index)});
+  return extended;
 }
 
 std::shared_ptr<KeptRequest::Group> KeptRequest::Add(std::vector<SampleId> samples) {

@@ -46,8 +46,11 @@ class KeptRequest {
 
   // As the engine's. What comes of the samples waits for Listen, which is called once. Not from on_event.
   Result<std::shared_ptr<Group>> Fork(Engine& engine, int32_t index, const ForkOptions& options);
-  // Of a sample that has ended; FAILED_PRECONDITION where it goes on, since another call is told what comes of it.
-  Result<std::shared_ptr<Group>> Extend(Engine& engine, int32_t index, std::span<const int32_t> tokens);
+  struct Extended {
+    int32_t num_tokens = 0;        // Extension::num_tokens
+    std::shared_ptr<Group> group;  // null: the sample had not ended, and the call that it was begun by is told what comes
+  };
+  Result<Extended> Extend(Engine& engine, int32_t index, std::span<const int32_t> tokens);
   void Listen(Group* group, OnEvent on_event);
 
   // How a sample draws: as its request does, or as it was forked to.
@@ -66,7 +69,7 @@ class KeptRequest {
   std::shared_ptr<Group> Add(std::vector<SampleId> samples);
 
   std::atomic<RequestId> id_{};
-  std::mutex extending_;                               // held from the question whether a sample has ended to its extension
+  std::mutex extending_;                               // held from a sample's extension to its listener
   mutable std::mutex mutex_;                           // guards what follows; held while events are told
   std::shared_ptr<Group> first_;                       // those that Submit begins
   std::map<int32_t, std::deque<Listener>> listeners_;  // by sample: who is told until it ends, and who once it was extended

@@ -73,20 +73,50 @@ TEST_F(KeptRequestTest, ChildrenAreToldToTheForkThatBeganThem) {
 TEST_F(KeptRequestTest, AnExtendedSampleIsToldToTheExtension) {
   Heard first, on, again;
   const auto kept = Submit(/*n=*/1, /*max_tokens=*/3, &first);
-  ASSERT_TRUE(engine().Step().ok());
-  const auto early = kept->Extend(engine(), 0, std::vector<int32_t>{7});
-  EXPECT_EQ(early.status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(early.status().message(), HasSubstr("the sample goes on"));
   harness_.RunToEnd();
+  int32_t num_tokens = 9 + 3;
   for (Heard* const heard : {&on, &again}) {
-    const auto group = kept->Extend(engine(), 0, std::vector<int32_t>{7});
-    ASSERT_TRUE(group.ok());
-    kept->Listen(group->get(), heard->Taker());
-    EXPECT_FALSE(kept->Extend(engine(), 0, std::vector<int32_t>{7}).ok());  // it goes on
+    const auto extended = kept->Extend(engine(), 0, std::vector<int32_t>{7});
+    ASSERT_TRUE(extended.ok());
+    EXPECT_EQ(extended->num_tokens, num_tokens += 1);
+    ASSERT_TRUE(extended->group);
+    kept->Listen(extended->group.get(), heard->Taker());
     harness_.RunToEnd();
     EXPECT_EQ(heard->tokens[0].size(), 3u);
     EXPECT_EQ(heard->done, 1);
+    num_tokens += 3;
   }
+  EXPECT_EQ(first.tokens[0].size(), 3u);
+}
+
+TEST_F(KeptRequestTest, WhatComesBehindTheExtensionOfARunningSampleIsToldToWhoBeganIt) {
+  Heard first, on;
+  const auto kept = Submit(/*n=*/1, /*max_tokens=*/3, &first);
+  const auto early = kept->Extend(engine(), 0, std::vector<int32_t>{7});
+  EXPECT_EQ(early.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(early.status().message(), HasSubstr("is not computed yet"));
+  ASSERT_TRUE(engine().Step().ok());
+  const auto running = kept->Extend(engine(), 0, std::vector<int32_t>{7, 8});
+  ASSERT_TRUE(running.ok());
+  EXPECT_EQ(running->group, nullptr);
+  const std::vector<int32_t> before = engine().Describe(kept->sample(0)).value().token_ids;
+  EXPECT_EQ(std::ssize(before), running->num_tokens);
+  EXPECT_THAT(std::vector(before.end() - 2, before.end()), ElementsAre(7, 8));
+  harness_.RunToEnd();
+  EXPECT_EQ(first.tokens[0].size(), 3u);
+  EXPECT_EQ(first.done, 1);
+  const std::vector<int32_t> behind = harness_.GreedyAfter(before, static_cast<int32_t>(3 - (std::ssize(before) - 9 - 2)));
+  EXPECT_EQ(std::vector(first.tokens[0].end() - std::ssize(behind), first.tokens[0].end()), behind);
+  // It ended with the event of that call, so an extension of it is another's again, which may itself be extended while it runs.
+  const auto ended = kept->Extend(engine(), 0, std::vector<int32_t>{7});
+  ASSERT_TRUE(ended.ok());
+  ASSERT_TRUE(ended->group);
+  kept->Listen(ended->group.get(), on.Taker());
+  ASSERT_TRUE(engine().Step().ok());
+  EXPECT_EQ(kept->Extend(engine(), 0, std::vector<int32_t>{7}).value().group, nullptr);
+  harness_.RunToEnd();
+  EXPECT_EQ(on.tokens[0].size(), 3u);
+  EXPECT_EQ(on.done, 1);
   EXPECT_EQ(first.tokens[0].size(), 3u);
 }
 

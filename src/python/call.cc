@@ -102,18 +102,27 @@ Result<std::unique_ptr<Call>> Call::Fork(const KeptSample& sample, const ForkOpt
 }
 
 Result<std::unique_ptr<Call>> Call::Extend(const KeptSample& sample, std::span<const int32_t> tokens, Delivery delivery) {
-  COPPICE_ASSIGN_OR_RETURN(const std::shared_ptr<openai::KeptRequest::Group> group, sample.of->engine()->With([&](Engine& open) {
+  COPPICE_ASSIGN_OR_RETURN(const openai::KeptRequest::Extended extended, sample.of->engine()->With([&](Engine& open) {
     return sample.of->request().Extend(open, sample.index, tokens);
   }));
-  return Listening(sample, group.get(), delivery);
+  if (extended.group) return Listening(sample, extended.group.get(), delivery);
+  std::unique_ptr<Call> call = Of(sample, {sample.id()}, delivery);
+  call->gathered_->pieces[{0, 0}];
+  call->gathered_->announced = true;
+  return call;
+}
+
+std::unique_ptr<Call> Call::Of(const KeptSample& sample, std::vector<SampleId> samples, Delivery delivery) {
+  std::unique_ptr<Call> call(new Call(sample.of->engine(), delivery));
+  call->kept_.push_back({.request = sample.of, .samples = std::move(samples)});
+  return call;
 }
 
 std::unique_ptr<Call> Call::Listening(const KeptSample& sample, openai::KeptRequest::Group* group, Delivery delivery) {
-  std::unique_ptr<Call> call(new Call(sample.of->engine(), delivery));
+  std::unique_ptr<Call> call = Of(sample, group->samples(), delivery);
   call->gathered_->unfinished = 1;
   call->gathered_->keeps = true;
   call->ids_.push_back(sample.of->request().id());
-  call->kept_.push_back({.request = sample.of, .samples = group->samples()});
   sample.of->request().Listen(group, call->Gather(0));
   call->engine_->announcements().MakeAll();  // of events that had come before, and are told by this thread
   return call;

@@ -70,7 +70,8 @@ class Call {
   // Submits all of `requests`, or none: an error names the place in the list. `keep`: their samples are kept.
   static Result<std::unique_ptr<Call>> Submit(std::shared_ptr<SteppedEngine> engine, std::vector<Request> requests,
                                               Delivery delivery, bool keep = false);
-  // Begins children of a sample, or lets one go on behind `tokens`: KeptRequest::Fork and Extend.
+  // Begins children of a sample, or lets one go on behind `tokens`: KeptRequest::Fork and Extend. The extension of a sample that
+  // had not ended brings an empty piece, since the call that began the sample takes what comes.
   static Result<std::unique_ptr<Call>> Fork(const KeptSample& sample, const ForkOptions& options, Delivery delivery);
   static Result<std::unique_ptr<Call>> Extend(const KeptSample& sample, std::span<const int32_t> tokens, Delivery delivery);
   ~Call();
@@ -120,6 +121,8 @@ class Call {
   Call(std::shared_ptr<SteppedEngine> engine, Delivery delivery);
   openai::KeptRequest::OnEvent Gather(size_t request) const;
   std::vector<SampleId> Unfinished(size_t request) const;  // of one that is kept
+  // Of samples that are kept; it awaits nothing of them, and its end leaves them as they are.
+  static std::unique_ptr<Call> Of(const KeptSample& sample, std::vector<SampleId> samples, Delivery delivery);
   static std::unique_ptr<Call> Listening(const KeptSample& sample, openai::KeptRequest::Group* group, Delivery delivery);
 
   const std::shared_ptr<SteppedEngine> engine_;

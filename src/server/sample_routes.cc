@@ -59,18 +59,22 @@ std::optional<SampleStore::Sample> SampleRoutes::Find(const std::shared_ptr<Call
 }
 
 void SampleRoutes::Get(const std::shared_ptr<Call>& call) {
-  const std::optional<SampleStore::Sample> sample = Find(call);
-  if (!sample) return;
-  const Result<SampleInfo> info = context_.engine().Describe(sample->id());
+  if (const std::optional<SampleStore::Sample> sample = Find(call)) Show(call, *sample);
+}
+
+void SampleRoutes::Show(const std::shared_ptr<Call>& call, const SampleStore::Sample& sample, std::optional<int32_t> num_tokens) {
+  const Result<SampleInfo> info = context_.engine().Describe(sample.id());
   if (!info.ok()) return context_.Answer(call, KeptErrorResponse(info.status()));
+  std::span<const int32_t> tokens = info->token_ids;
+  if (num_tokens) tokens = tokens.first(std::min(tokens.size(), static_cast<size_t>(*num_tokens)));
   ordered_json body = {
       {"object", "sample"},
       {"id", call->variable},
       {"prompt_tokens", info->prompt_tokens},
-      {"token_ids", info->token_ids},
-      {"text", context_.engine().tokenizer() ? context_.engine().tokenizer()->Decode(info->token_ids, /*keep_special=*/true) : ""},
+      {"token_ids", tokens},
+      {"text", context_.engine().tokenizer() ? context_.engine().tokenizer()->Decode(tokens, /*keep_special=*/true) : ""},
       {"finished", info->finished},
-      {"expires", sample->expires ? ordered_json(*sample->expires) : ordered_json()}};
+      {"expires", sample.expires ? ordered_json(*sample.expires) : ordered_json()}};
   context_.Answer(call, {.body = DumpJson(std::move(body))});
 }
 
@@ -154,12 +158,9 @@ bool SampleRoutes::Admit(const std::shared_ptr<Call>& call, std::optional<int32_
   return context_.Admit(call, {.tokens = verb->tokens + samples * output, .samples = samples});
 }
 
-std::shared_ptr<SampleRoutes::Group> SampleRoutes::Started(const std::shared_ptr<Call>& call,
-                                                           Result<std::shared_ptr<Group>> group) {
-  if (group.ok()) return *std::move(group);
+void SampleRoutes::Refuse(const std::shared_ptr<Call>& call, const Status& refusal) {
   call->admission->End(/*used_tokens=*/0);
-  context_.Answer(call, KeptErrorResponse(group.status()));
-  return nullptr;
+  context_.Answer(call, KeptErrorResponse(refusal));
 }
 
 void SampleRoutes::Tell(const std::shared_ptr<Call>& call, Verb verb, const std::shared_ptr<Group>& group) {
@@ -189,8 +190,9 @@ void SampleRoutes::Fork(const std::shared_ptr<Call>& call) {
   if (!samples.ok()) return context_.Answer(call, KeptErrorResponse(samples.status()));
   call->samples = *std::move(samples);
   if (!Admit(call, options.keep_tokens, &verb)) return;
-  const auto group = Started(call, verb.sample.request->Fork(context_.engine(), verb.sample.index, options));
-  if (group) Tell(call, std::move(verb), group);
+  const Result<std::shared_ptr<Group>> group = verb.sample.request->Fork(context_.engine(), verb.sample.index, options);
+  if (!group.ok()) return Refuse(call, group.status());
+  Tell(call, std::move(verb), *group);
 }
 
 void SampleRoutes::Extend(const std::shared_ptr<Call>& call) {
@@ -208,10 +210,14 @@ void SampleRoutes::Extend(const std::shared_ptr<Call>& call) {
   if (const Status allowed = samples_.CheckSeconds(verb.keep); !allowed.ok())
     return context_.Answer(call, ErrorResponse(allowed, "keep"));
   if (!Admit(call, /*keep_tokens=*/{}, &verb)) return;
-  const auto group = Started(call, verb.sample.request->Extend(context_.engine(), verb.sample.index, tokens));
-  if (!group) return;
-  call->samples = samples_.Resume(call->variable, verb.keep);
-  Tell(call, std::move(verb), group);
+  const Result<openai::KeptRequest::Extended> extended = verb.sample.request->Extend(context_.engine(), verb.sample.index, tokens);
+  if (!extended.ok()) return Refuse(call, extended.status());
+  if (extended->group) {
+    call->samples = samples_.Resume(call->variable, verb.keep);
+    return Tell(call, std::move(verb), extended->group);
+  }
+  call->admission->End(std::ssize(tokens));
+  Show(call, verb.sample, extended->num_tokens);
 }
 
 }  // namespace coppice::server

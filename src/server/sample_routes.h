@@ -49,8 +49,10 @@ class SampleRoutes {
   // Whether the answer may be that large, and the key has tokens and places for it; else the answer was given. `keep_tokens`: of a
   // fork. Adds to `verb->tokens` those of the sample.
   bool Admit(const std::shared_ptr<Call>& call, std::optional<int32_t> keep_tokens, Verb* verb);
-  // Null, with the answer given, where the engine refused.
-  std::shared_ptr<Group> Started(const std::shared_ptr<Call>& call, Result<std::shared_ptr<Group>> group);
+  // The engine refused what was admitted.
+  void Refuse(const std::shared_ptr<Call>& call, const Status& refusal);
+  // Answers with what the sample is now; `num_tokens`: with its first ones alone.
+  void Show(const std::shared_ptr<Call>& call, const SampleStore::Sample& sample, std::optional<int32_t> num_tokens = {});
   // Tells what the group generates.
   void Tell(const std::shared_ptr<Call>& call, Verb verb, const std::shared_ptr<Group>& group);
 

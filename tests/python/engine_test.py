@@ -450,8 +450,6 @@ class Trees(unittest.TestCase):
         stream = self.llm.stream(IDS, SamplingParams(max_tokens=2000, temperature=0, ignore_eos=True), keep=True)
         first = next(stream)
         self.assertFalse(self.llm.describe(first).finished)
-        with self.assertRaisesRegex(RuntimeError, "goes on"):
-            self.llm.extend(first, [1])
         children = self.llm.fork(first, n=2, keep_tokens=1, max_tokens=4)
         self.assertEqual([child.token_ids for child in children], self.fresh(IDS + first.token_ids[:1], temperature=0, max_tokens=4) * 2)
         stream.close()
@@ -491,6 +489,24 @@ class Trees(unittest.TestCase):
         pieces = [piece for piece in self.llm.stream_extend(root, [43])]
         self.assertEqual([sum((piece.token_ids for piece in pieces), [])], self.fresh(turns + [43], temperature=0))
         self.assertEqual(pieces[-1].finish_reason, "length")
+
+    def test_a_sample_is_extended_while_it_streams(self):
+        def one_piece(pieces):
+            [piece] = pieces
+            return piece
+
+        tool = [40, 41]
+        for extend in (self.llm.extend, lambda *given: one_piece(self.llm.stream_extend(*given)), lambda *given: asyncio.run(self.llm.aextend(*given))):
+            told, answer = [], None
+            for piece in self.llm.stream(IDS, SamplingParams(max_tokens=400, temperature=0, ignore_eos=True), keep=True):
+                told += piece.token_ids
+                if answer is None:
+                    answer = extend(piece, tool)
+            self.assertEqual((answer.token_ids, answer.finish_reason, repr(answer.sample)), ([], None, repr(piece.sample)))
+            self.assertEqual((len(told), piece.finish_reason), (400, "length"))  # what was added is not told, and does not count
+            tokens = self.llm.describe(answer).token_ids
+            places = [p for p in range(len(IDS), len(tokens)) if tokens[p:p + 2] == tool and tokens[:p] + tokens[p + 2:] == IDS + told]
+            self.assertTrue(any([tokens[p + 2:]] == self.fresh(tokens[:p + 2], temperature=0, max_tokens=len(tokens) - p - 2) for p in places))
 
     def test_what_is_let_go_is_gone(self):
         samples = self.llm.generate(IDS, SamplingParams(n=2, max_tokens=2, ignore_eos=True), keep=True)

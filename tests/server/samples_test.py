@@ -111,8 +111,6 @@ class SamplesTest(unittest.TestCase):
         while len(shown["token_ids"]) < 9:  # the fork keeps three of its own
             shown = self.ask("GET", "/v1/samples/" + first["sample_id"])
         self.assertEqual((shown["finished"], shown["expires"]), (False, None))
-        error = self.verb(first["sample_id"], "extend", status=409, token_ids=[1])["error"]["message"]
-        self.assertIn("the sample goes on", error)
         forked = self.verb(first["sample_id"], "fork", n=2, keep_tokens=3, max_tokens=5)
         self.assertEqual([choice["token_ids"] for choice in forked["choices"]], self.fresh(shown["token_ids"][:9], max_tokens=5) * 2)
         self.verb(first["sample_id"], "prune")
@@ -120,6 +118,20 @@ class SamplesTest(unittest.TestCase):
         self.assertEqual(last["choices"][0]["finish_reason"], "abort")
         self.ask("GET", "/v1/samples/" + first["sample_id"], status=404)
         self.assertTrue(self.ask("GET", "/v1/samples/" + forked["choices"][0]["sample_id"])["finished"])
+
+    def test_a_sample_that_runs_is_extended(self):
+        connection, first, response = self.stream(max_tokens=400)
+        self.addCleanup(connection.close)
+        shown = self.verb(first["sample_id"], "extend", token_ids=[40, 41, 42], stream=True)  # a stream of nothing would be no answer
+        self.assertEqual((shown["object"], shown["id"], shown["finished"], shown["expires"]), ("sample", first["sample_id"], False, None))
+        self.assertEqual(shown["token_ids"][-3:], [40, 41, 42])
+        told = first["token_ids"] + [token for frame in frames_of(response.read().decode()) for token in frame["choices"][0]["token_ids"]]
+        self.assertEqual(len(told), 400)  # what was added is not told, and does not count
+        before = len(shown["token_ids"]) - len(PROMPT) - 3
+        self.assertEqual(PROMPT + told[:before] + [40, 41, 42], shown["token_ids"])
+        [behind] = self.fresh(shown["token_ids"], max_tokens=400 - before, ignore_eos=True)
+        self.assertEqual(told[before:], behind)
+        self.assertEqual(self.ask("GET", "/v1/samples/" + first["sample_id"])["token_ids"], shown["token_ids"] + behind)
 
     def test_what_is_deleted_while_it_runs_goes_at_its_end(self):
         connection, first, response = self.stream(max_tokens=600)

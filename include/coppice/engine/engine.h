@@ -166,6 +166,12 @@ struct ForkOptions {
   std::optional<int32_t> max_tokens = {};
 };
 
+// What Engine::Extend made of a sample.
+struct Extension {
+  bool had_ended = false;  // the sample was kept and begins again: another event will end it
+  int32_t num_tokens = 0;  // of the sample now: the prompt's, those of committed steps, and the added ones last
+};
+
 // What Engine::Describe says of a sample.
 struct SampleInfo {
   int32_t prompt_tokens = 0;
@@ -466,8 +472,8 @@ class Engine {
   virtual Result<std::vector<SampleId>> Fork(SampleId sample, const ForkOptions& options) = 0;
   // Puts tokens behind those that a sample has, such as a tool's answer or a user's turn, and lets it go on. They are not told in
   // events, and do not count against max_tokens; a constraint must allow them. A kept sample may have Request::max_tokens again.
-  // While the prompt is not computed: FAILED_PRECONDITION.
-  virtual Status Extend(SampleId sample, std::span<const int32_t> tokens) = 0;
+  // While the prompt is not computed: FAILED_PRECONDITION. Events of what comes behind may come before this returns.
+  virtual Result<Extension> Extend(SampleId sample, std::span<const int32_t> tokens) = 0;
   // The sample is not wanted any more: unfinished it ends with kCancelled, kept it is forgotten. Its children stay. The next step
   // begins with what it held. May be called from on_event. NOT_FOUND where no such request is alive; nothing to do where the sample
   // is gone.

@@ -1,4 +1,4 @@
-// Who hears of the prefix forest of each step, for records of what attention is asked for (docs/traces.md).
+// A listener to the prefix forest of each step, for records of what attention is asked for (docs/traces.md).
 // Layer: public API of coppice::engine.
 #pragma once
 
