@@ -37,15 +37,20 @@ PYTHON
 # smoke_list LIST TINY: TINY where SMOKE is set, else LIST.
 smoke_list() { if [[ -n ${SMOKE:-} ]]; then echo "$2"; else echo "$1"; fi; }
 
-# decode MODEL MODES SAMPLES PROMPTS TOKENS MAX_CONTEXT: decoding of one prompt with n samples, lists with commas. Medians of three
-# runs on one engine, the first of which captures graphs.
+# decode MODEL MODES SAMPLES PROMPTS TOKENS MAX_CONTEXT ARGUMENT...: decoding of one prompt with n samples, lists with commas. Medians
+# of three runs on one engine, the first of which captures graphs.
 decode() {
-  local model=$1 modes=$2 samples prompts
+  local model=$1 modes=$2 samples prompts tokens=$5 context=$6
   samples=$(smoke_list "$3" 1,2) prompts=$(smoke_list "$4" 20,40)
+  [[ $3 != max ]] || samples=max
+  shift 6
   "$COPPICE" bench decode --device "$DEVICE" --weights random --config "bench/models/$(smoke_list "$model" tiny)/config.json" \
-    --modes "$modes" -n "$samples" --prompt-tokens "$prompts" --max-tokens "${TOKENS:-$5}" --repeats 3 \
-    --max-batch-tokens "$(smoke_list 4096 64)" --max-context "$(smoke_list "$6" 128)" --append "$RESULTS"
+    --modes "$modes" -n "$samples" --prompt-tokens "$prompts" --max-tokens "${TOKENS:-$tokens}" --repeats 3 \
+    --max-batch-tokens "$(smoke_list 4096 64)" --max-context "$(smoke_list "$context" 128)" --append "$RESULTS" "$@"
 }
+
+# largest MODEL MODES PROMPTS TOKENS MAX_CONTEXT: the same with as many samples as fit, and how many these are.
+largest() { decode "$1" "$2" max "$3" "$4" "$5" --max-running "$(smoke_list 8192 3)"; }
 
 # jobs_at_once MODEL MODES ARGUMENT...: a workload whose requests all come at once. jobs_in_time: as --rate says. One run a case.
 jobs_at_once() { load throughput "$@"; }

@@ -40,4 +40,25 @@ figure4() { hybrid llama3-8b 40 16384 15 1024 tree,no-attention auto; }
 # Figure 15: P:D ratios of 16.5K tokens.
 figure15() { hybrid llama3-8b 32 16500 8,16,24 1024 tree auto,two-launches; }
 
-run_figures figure12 figure4 figure15 -- "$@"
+# served WORKLOAD RATES CHUNKS BATCH_TOKENS KINDS ARGUMENT...: requests of 4K to 32K tokens as they come, tables 4 to 6.
+served() {
+  local workload=(--workload "$1" --requests 200) rates=$2 chunks=$3 batch=$4 kinds=$5
+  [[ -z ${SMOKE:-} ]] || workload=(--workload mixture --requests 3 --shared-tokens 16 --unique-tokens 8 --output-tokens 3)
+  shift 5
+  jobs_in_time llama3-8b tree --kinds "$kinds" "${workload[@]}" --rate "$(smoke_list "$rates" 100)" --chunk "$chunks" \
+    --max-batch-tokens "$batch" --max-running "$(smoke_list 128 4)" --max-context "$(smoke_list 32784 64)" "$@"
+}
+# Tables 4 and 5: two workloads near the capacity. Whole prompts alone, as vLLM (original), beside hybrid steps.
+readonly WHOLE=32784
+table4() {
+  served pod-internal 1.1,1.2 1536 1664 auto,two-launches
+  served pod-internal 1.1,1.2 0 $WHOLE auto --schedule prefill-first
+}
+table5() {
+  served pod-arxiv 0.85,0.95 1024 1152 auto,two-launches
+  served pod-arxiv 0.85,0.95 0 $WHOLE auto --schedule prefill-first
+}
+# Table 6: chunks.
+table6() { served pod-internal 1.1 512,1024,1536,2048 2176 auto; }
+
+run_figures figure12 figure4 figure15 table4 table5 table6 -- "$@"

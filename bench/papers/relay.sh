@@ -14,7 +14,16 @@ figure7() {
     --prefixes "$(smoke_list 64,512,2048 8)" "${LIMITS[@]}"
 }
 
-# Figure 8: the same as they come, at several rates, behind 2,048 tokens.
+# Table 3: MMLU with one, three and five examples; every fourth subject of the paper's 57.
+table3() {
+  local shots
+  for shots in 1 3 5; do
+    jobs_at_once llama2-7b tree,store,none --workload mmlu --shots $shots --groups "$(smoke_list 14 1)" \
+      --requests "$(smoke_list 1534 2)" --output-tokens "$(smoke_list 32 3)" "${LIMITS[@]}"
+  done
+}
+
+# Figure 8: the requests of figure 7 as they come, at several rates, behind 2,048 tokens.
 figure8() {
   jobs_in_time llama2-7b tree,store,none --workload "$(smoke_list sharegpt mixture)" --requests "$(smoke_list 100 2)" \
     --shared-tokens "$(smoke_list 2048 16)" --rate "$(smoke_list 4,8,16 100)" "${LIMITS[@]}"
@@ -25,4 +34,4 @@ figure10() {
   jobs_at_once llama2-7b tree,store,none --workload relay --requests "$(smoke_list 128 2)" --prefixes "$(smoke_list 64,512,2048 8)" "${LIMITS[@]}"
 }
 
-run_figures figure7 figure8 figure10 -- "$@"
+run_figures figure7 table3 figure8 figure10 -- "$@"

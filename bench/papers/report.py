@@ -7,9 +7,15 @@ A page marks where a table and its plot stand, and what is between the marks is 
     <!-- end -->
     <!-- load WORKLOAD MODEL -->
     <!-- end -->
+    <!-- steps WORKLOAD MODEL -->
+    <!-- end -->
+    <!-- layer HEADS REQUESTS -->
+    <!-- end -->
 
 table: decoding. FIGURE names the paper's own figures in published.json: "bifurcated table6". Rows are samples, columns prefixes; a cell
-has Coppice's figure, and the paper's in brackets. x: memory has no room. load: requests per second of a workload, a column a mode. The
+has Coppice's figure, and the paper's in brackets. x: memory has no room. load: requests per second of a workload, a column a mode.
+steps: seconds of a workload's steps by their kind; where no-attention was measured too, what of them is attention. layer: one layer of HEADS
+query heads, the gain of the plan over store (and over none in the last column) by prefix, suffix and requests, a list with commas. The
 plot beside PAGE.md is written as PAGE_MODEL_TOKENS.svg or PAGE_WORKLOAD_MODEL.svg.
 """
 
@@ -30,7 +36,7 @@ def read_rows(paths):
     for path in paths:
         head, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         heads.append(head)
-        rows += [line for line in lines if "prompt_tokens" in line]
+        rows += [line for line in lines if "prompt_tokens" in line or "modes" in line]
     return heads[0], rows
 
 
@@ -50,6 +56,38 @@ def load_table(rows):
         numbers = [cells.get((label, x, mode)) for mode in modes]
         gains = [cells[label, x, "tree"] / cells[label, x, mode] if (label, x, mode) in cells else None for mode in against]
         text.append(f"| {label} | {x:,.0f} | " + " | ".join("" if n is None else f"{n:.2f}" for n in numbers + gains) + " |")
+    return "\n".join(text)
+
+
+def steps_table(rows):
+    """Seconds by kind of step, a column a mode; attention: what a mode's steps take beyond those without any."""
+    modes = sorted({mode_of(row) for row in rows}, key=MODE_ORDER)
+    with_attention = [mode for mode in modes if mode != "no-attention"]
+    columns = [f"`{mode}`" for mode in with_attention] + (["without attention"] + [f"attention of `{mode}`" for mode in with_attention] if "no-attention" in modes else [])
+    text = ["", "| | steps | number | " + " | ".join(columns) + " |", "|---" * (3 + len(columns)) + "|"]
+    for label, x in dict.fromkeys((row["label"], row["x"]) for row in rows):
+        by_mode = {mode_of(row): row["result"]["steps_by_kind"] for row in rows if (row["label"], row["x"]) == (label, x)}
+        for kind in ("prefill", "hybrid", "decode"):
+            numbers = sorted({kinds[kind]["steps"] for kinds in by_mode.values()})
+            seconds = {mode: kinds[kind]["seconds"] for mode, kinds in by_mode.items()}
+            cells = [f"{seconds[mode]:.2f}" if mode in seconds else "" for mode in with_attention]
+            if "no-attention" in modes:
+                bare = seconds.get("no-attention")
+                cells.append("" if bare is None else f"{bare:.2f}")
+                cells += ["" if bare is None or not seconds.get(mode) else f"{seconds[mode] - bare:.2f}, {100 * (1 - bare / seconds[mode]):.0f} %" for mode in with_attention]
+            text.append(f"| {label}, {x:,.0f} | {kind} | {' to '.join(f'{n:,}' for n in dict.fromkeys((numbers[0], numbers[-1])))} | " + " | ".join(cells) + " |")
+    return "\n".join(text)
+
+
+def layer_table(rows, requests):
+    """The plan's gain over reading the prefix once a request: prefixes and suffixes down, requests across."""
+    cells = {tuple(int(part) for part in row["tree"].replace("x", ",").split(",")): row for row in rows}
+    text = ["", "| prefix | suffix | " + " | ".join(f"{count:,}" for count in requests) + f" | {requests[-1]:,}, over `none` |", "|---" * (3 + len(requests)) + "|"]
+    gain = lambda row, mode: "" if row is None else "x" if "out_of_memory" in row else f"{row['modes'][mode]['over_planned']:.2f}"
+    for prefix, suffix in sorted({case[:2] for case in cells}):
+        last = cells.get((prefix, suffix, requests[-1]))
+        gains = [gain(cells.get((prefix, suffix, count)), "store") for count in requests] + [gain(last, "none")]
+        text.append(f"| {prefix:,} | {suffix:,} | " + " | ".join(gains) + " |")
     return "\n".join(text)
 
 
@@ -139,7 +177,7 @@ def main():
 
     def fill(match):
         model, tokens, figure = match.group(1), int(match.group(2)), match.group(3)
-        chosen = [row for row in rows if row["model"] == model and row.get("max_tokens") == tokens]
+        chosen = [row for row in rows if row.get("model") == model and row.get("max_tokens") == tokens]
         if not chosen:
             sys.exit(f"{page} has a table of {model} with {tokens} tokens a sample, and the results have none")
         longest = max(row["prompt_tokens"] for row in chosen)
@@ -148,7 +186,7 @@ def main():
 
     def fill_load(match):
         workload, model = match.groups()
-        chosen = [row for row in rows if row.get("workload") == workload and row["model"] == model]
+        chosen = [row for row in rows if row.get("workload") == workload and row.get("model") == model]
         if not chosen:
             sys.exit(f"{page} has a table of {workload} by {model}, and the results have none")
         labels = list(dict.fromkeys(row["label"] for row in chosen))
@@ -156,7 +194,23 @@ def main():
         image = draw(f"{workload}_{model}", load_plot(chosen, f"{workload}, {model}, {head['card']}: requests/s")) if len({row["x"] for row in chosen}) > 1 else ""
         return f"<!-- load {workload} {model} -->\n{load_table(chosen)}\n\n{image}\n<!-- end -->"
 
+    def fill_steps(match):
+        workload, model = match.groups()
+        chosen = [row for row in rows if row.get("workload") == workload and row["model"] == model and row.get("schedule") == "mixed"]
+        if not chosen:
+            sys.exit(f"{page} has steps of {workload} by {model}, and the results have none")
+        return f"<!-- steps {workload} {model} -->\n{steps_table(chosen)}\n<!-- end -->"
+
+    def fill_layer(match):
+        heads, requests = int(match.group(1)), [int(count) for count in match.group(2).split(",")]
+        chosen = [row for row in rows if row.get("command") == "attention" and row["num_qo_heads"] == heads and row["tree"].count(",") == 1]
+        if not chosen:
+            sys.exit(f"{page} has a layer of {heads} heads, and the results have none")
+        return f"<!-- layer {match.group(1)} {match.group(2)} -->\n{layer_table(chosen, requests)}\n<!-- end -->"
+
     text = page.read_text(encoding="utf-8")
+    text = re.sub(r"<!-- steps (\S+) (\S+) -->\n.*?<!-- end -->", fill_steps, text, flags=re.DOTALL)
+    text = re.sub(r"<!-- layer (\d+) (\S+) -->\n.*?<!-- end -->", fill_layer, text, flags=re.DOTALL)
     text = re.sub(r"<!-- table (\S+) (\d+) (.*?) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
     page.write_text(re.sub(r"<!-- load (\S+) (\S+) -->\n.*?<!-- end -->", fill_load, text, flags=re.DOTALL), encoding="utf-8")
 

@@ -111,6 +111,31 @@ class BenchLoadTest(unittest.TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn("'both' is no order of kinds; expected auto, overlapped, serial or two-launches", done.stderr)
 
+    def test_chunks(self):
+        """A list of chunks: a row each, of as many steps as the prompts have chunks."""
+        args = ("throughput", "--workload", "ratio", "--requests", 1, "--total-tokens", 70, "--ratios", 6, "--modes", "tree", "--max-batch-tokens", 64)
+        report = self.bench(*args, "--chunk", "10,30", "--append", self.lines)
+        self.assertEqual([(row["chunk"], row["result"]["steps_by_kind"]["prefill"]["steps"]) for row in report["rows"]], [(10, 6), (30, 2)])
+        with open(self.lines, encoding="utf-8") as file:
+            self.assertEqual([json.loads(line)["chunk"] for line in file], [10, 30])
+        one = self.bench(*args, "--chunk", "10")
+        self.assertEqual((one["chunk"], "chunk" in one["rows"][0]), (10, False))
+        self.assertEqual(self.bench(*args, "--chunk", "30,auto", "--append", self.lines)["rows"][0]["chunk"], -1)
+
+    def test_mmlu_and_single_level(self):
+        report = self.bench("throughput", "--workload", "mmlu", "--groups", 2, "--requests", 3, "--shots", 1, "--output-tokens", 4, "--modes", "tree,none", "--max-context", 2048)
+        tree, none = (row["result"] for row in report["rows"])
+        self.assertEqual((tree["requests"], tree["samples"], tree["output_tokens"]), (6, 6, 24))
+        self.assertGreater(tree["cached_tokens"], 0)
+        self.assertEqual(none["cached_tokens"], 0)
+        few_shot = ("throughput", "--workload", "few-shot", "--requests", 2, "-n", 8, "--shared-tokens", 64, "--unique-tokens", 48, "--output-tokens", 4, "--modes", "tree", "--max-running", 16)
+        two = self.bench(*few_shot)["rows"][0]["result"]
+        single = self.bench(*few_shot, "--single-level")["rows"][0]["result"]
+        self.assertEqual((two["samples"], two["output_tokens"]), (single["samples"], single["output_tokens"]))
+        self.assertEqual((two["requests"], single["requests"]), (2, 16))
+        # Pages of 16 tokens: 4 of the examples, 3 of each problem, one of each sample.
+        self.assertGreaterEqual(single["kv_bytes_stored"], 2 * two["kv_bytes_stored"])
+
     def test_serve(self):
         report = self.bench("serve", "--workload", "mixture", "--requests", 12, "--shared-tokens", 40, "--unique-tokens", 5, "--output-tokens", 4, "--rate", "50,200",
                             "--modes", "tree,none")
@@ -267,6 +292,31 @@ class BenchDecodeTest(unittest.TestCase):
         token = rows[96, 5, "none"]["kv_bytes_read_per_step"] / (5 * (96 + 2))  # three steps, with 1, 2 and 3 own tokens a sample
         self.assertAlmostEqual(none, 5 * 98 * token)
         self.assertAlmostEqual(tree, (96 + 5 * 2) * token)
+
+    def test_the_largest_batch(self):
+        """-n max: one sample more does not fit, copies of the prompt let fewer, and --max-running bounds it."""
+        lines = os.path.join(os.path.dirname(self.out), "lines.jsonl")
+        args = ("bench", "decode", "--model", TINY, "--prompt-tokens", 64, "--max-tokens", 32, "--repeats", 1, "--kv-cache", "256kb", "--out", self.out)
+        for engine in ("run", "mode"):
+            done = coppice(*args, "-n", "max", "--modes", "tree,none", "--engine-per", engine)
+            self.assertEqual(done.returncode, 0, done)
+            with open(self.out, encoding="utf-8") as file:
+                rows = {row["sharing"]: row for row in json.load(file)["rows"]}
+            self.assertTrue(all(row["largest"] and row["decode_tokens_per_second"] > 0 for row in rows.values()))
+            most = {mode: row["samples"] for mode, row in rows.items()}
+            self.assertGreater(most["tree"], 2 * most["none"])
+            for mode, samples in most.items():
+                done = coppice(*args, "-n", f"{samples},{samples + 1}", "--modes", mode)
+                with open(self.out, encoding="utf-8") as file:
+                    self.assertEqual(["out_of_memory" in row for row in json.load(file)["rows"]], [False, True], mode)
+        for _ in range(2):  # the second command has nothing to measure
+            done = coppice(*args, "-n", "2,max", "--modes", "tree", "--max-running", 3, "--append", lines)
+            self.assertEqual(done.returncode, 0, done)
+        with open(lines, encoding="utf-8") as file:
+            self.assertEqual([json.loads(line)["samples"] for line in file], [2, 3])
+        done = coppice(*args, "-n", "max", "--modes", "tree", "--prompt-tokens", 1024)
+        self.assertRegex(done.stdout, r"1024 +1 +tree +x")
+        self.assertIn("--samples", coppice("bench", "decode", "--model", TINY, "-n", "many").stderr)
 
     def test_a_case_without_room_leaves_the_engine_to_the_others(self):
         done = coppice("bench", "decode", "--model", TINY, "--prompt-tokens", "64,16", "-n", "16,2", "--max-tokens", 32, "--repeats", 2, "--kv-cache", "256kb",

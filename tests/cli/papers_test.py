@@ -11,27 +11,84 @@ from program import COPPICE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
+# What tells cases apart.
+CASE = ("command", "model", "workload", "sharing", "kinds", "schedule", "chunk", "max_batch_tokens", "max_running", "samples", "largest", "requests", "prompt_tokens", "max_tokens", "output_tokens", "label", "x", "asked_rate", "tree")
+
 
 class PapersTest(unittest.TestCase):
     def run_script(self, name, results, *figures):
         env = {**os.environ, "SMOKE": "1", "COPPICE": os.path.abspath(COPPICE), "RESULTS": results}
         return subprocess.run([str(ROOT / "bench/papers" / name), *figures], env=env, capture_output=True, text=True, check=False)
 
-    def test_each_script(self):
-        for name, modes in (("hydragen.sh", {"tree", "one-level", "store", "none", "no-attention"}), ("bifurcated.sh", {"tree", "store", "none"}), ("relay.sh", {"tree", "store", "none"}), ("pod.sh", {"tree", "no-attention"})):
-            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
-                results = os.path.join(folder, "results.jsonl")
-                done = self.run_script(name, results)
+    def rows_of(self, name):
+        """The rows of a smoke run of the whole script."""
+        with tempfile.TemporaryDirectory() as folder:
+            results = os.path.join(folder, "results.jsonl")
+            done = self.run_script(name, results)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(results, encoding="utf-8") as file:
+                first, *rows = (json.loads(line) for line in file)
+        self.assertEqual(set(first), {"commit", "command", "card", "driver"})
+        cases = [tuple(row.get(key) for key in CASE) for row in rows]
+        self.assertEqual(len(cases), len(set(cases)), "each case once, whatever figures ask for it")
+        self.assertFalse([row for row in rows if "out_of_memory" in row])
+        return rows
+
+    def test_hydragen(self):
+        self.assertEqual({row["sharing"] for row in self.rows_of("hydragen.sh")}, {"tree", "one-level", "store", "none", "no-attention"})
+
+    def test_bifurcated(self):
+        self.assertEqual({row["sharing"] for row in self.rows_of("bifurcated.sh")}, {"tree", "store", "none"})
+
+    def test_relay(self):
+        self.assertEqual({row["sharing"] for row in self.rows_of("relay.sh")}, {"tree", "store", "none"})
+
+    def test_pod(self):
+        rows = self.rows_of("pod.sh")
+        self.assertEqual({row["sharing"] for row in rows}, {"tree", "no-attention"})
+        self.assertEqual({row["kinds"] for row in rows}, {"auto", "two-launches", "serial"})
+        self.assertEqual({row["schedule"] for row in rows}, {"mixed", "prefill-first"})
+
+    def test_a_page_is_filled(self):
+        """report.py writes tables of what was measured between a page's marks, and nothing else."""
+        with tempfile.TemporaryDirectory() as folder:
+            results, page = os.path.join(folder, "results.jsonl"), pathlib.Path(folder, "page.md")
+            for script, figure in (("pod.sh", "figure4"), ("cascade.sh", "figure4")):
+                done = self.run_script(script, results, figure)
                 self.assertEqual(done.returncode, 0, done.stderr)
-                with open(results, encoding="utf-8") as file:
-                    first, *rows = (json.loads(line) for line in file)
-                self.assertEqual(set(first), {"commit", "command", "card", "driver"})
-                self.assertEqual({row["sharing"] for row in rows}, modes)
-                cases = [tuple(row.get(key) for key in ("model", "sharing", "samples", "prompt_tokens", "max_tokens", "label", "x", "kinds", "schedule", "asked_rate", "command", "workload", "output_tokens")) for row in rows]
-                self.assertEqual(len(cases), len(set(cases)), "each case once, whatever figures ask for it")
-                if name == "pod.sh":
-                    self.assertEqual({row["kinds"] for row in rows}, {"auto", "two-launches", "serial"})
-                    self.assertEqual({row["schedule"] for row in rows}, {"mixed", "prefill-first"})
+            page.write_text("before\n<!-- steps ratio tiny -->\n<!-- end -->\nbetween\n<!-- layer 4 1,4 -->\nold\n<!-- end -->\n", encoding="utf-8")
+            done = subprocess.run([str(ROOT / "bench/papers/report.py"), str(page), results], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            text = page.read_text(encoding="utf-8")
+            page.write_text("<!-- steps ratio llama -->\n<!-- end -->\n", encoding="utf-8")
+            done = subprocess.run([str(ROOT / "bench/papers/report.py"), str(page), results], capture_output=True, text=True, check=False)
+            self.assertIn("the results have none", done.stderr)
+        self.assertRegex(text, r"before\n<!-- steps ratio tiny -->\n\n\| \| steps \| number \| `tree` \| without attention \| attention of `tree` \|\n")
+        self.assertRegex(text, r"\| 48 tokens a request, 3 \| hybrid \| \d+ \| [\d.]+ \| [\d.]+ \| -?[\d.]+, -?\d+ % \|\n")
+        self.assertRegex(text, r"\| prefix \| suffix \| 1 \| 4 \| 4, over `none` \|\n\|---\|---\|---\|---\|---\|\n\| 64 \| 16 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|\n")
+        self.assertNotIn("old", text)
+
+    def test_cascade(self):
+        rows = self.rows_of("cascade.sh")
+        layers = [row for row in rows if row["command"] == "attention"]
+        self.assertEqual([row["tree"] for row in layers], ["64,16x1", "64,16x4"])
+        for row in layers:
+            self.assertEqual(set(row["modes"]), {"planned", "all-shared", "store", "none", "deterministic"})
+            self.assertTrue(all(mode["median_us"] > 0 for mode in row["modes"].values()))
+        requests = 4  # read together or once each
+        self.assertEqual(layers[1]["modes"]["none"]["kv_bytes"], layers[1]["modes"]["store"]["kv_bytes"])
+        self.assertAlmostEqual(layers[1]["modes"]["store"]["kv_bytes"] / layers[1]["modes"]["all-shared"]["kv_bytes"], requests * (64 + 16) / (64 + requests * 16))
+        self.assertEqual({row["sharing"] for row in rows if row["command"] == "throughput"}, {"tree", "one-level", "store", "none"})
+
+    def test_a_command_that_goes_on(self):
+        """Cases that the file has are not measured again."""
+        with tempfile.TemporaryDirectory() as folder:
+            results = os.path.join(folder, "results.jsonl")
+            for _ in range(2):
+                done = self.run_script("cascade.sh", results, "figure4")
+                self.assertEqual(done.returncode, 0, done.stderr)
+            with open(results, encoding="utf-8") as file:
+                self.assertEqual(len(file.readlines()), 3)
 
     def test_a_figure_that_is_not_there(self):
         with tempfile.TemporaryDirectory() as folder:

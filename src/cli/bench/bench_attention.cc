@@ -45,7 +45,7 @@ struct BenchAttentionOptions {
   RoundsOptions rounds = {.repeats = 15, .precision = 0.03, .seconds = 0.3};
   int threads = 0;
   bool grid = false;
-  std::string device = "cpu", machine, out;
+  std::string device = "cpu", machine, out, append;
 };
 
 // Heads of SmolLM2-135M, of Llama-3 8B, and without grouping; trees of the papers' experiments, scaled to what a CPU holds: samples
@@ -90,29 +90,47 @@ Result<BenchTree> MakeBenchTree(const std::string& text, int32_t queries) {
   return BenchTree{.name = text, .levels = levels, .queries = queries};
 }
 
+// What names a case: heads and tree.
+ordered_json CaseJson(const AttentionSpec& spec, const BenchTree& tree) {
+  return {{"num_qo_heads", spec.num_qo_heads},
+          {"num_kv_heads", spec.num_kv_heads},
+          {"head_dim", spec.head_dim},
+          {"tree", tree.name},
+          {"queries", tree.queries}};
+}
+
 ordered_json ToJson(const AttentionSpec& spec, const BenchTree& tree, const std::vector<BenchRow>& rows) {
   ordered_json json = ordered_json::array();
   for (const BenchRow& row : rows) {
-    json.push_back({{"num_qo_heads", spec.num_qo_heads},
-                    {"num_kv_heads", spec.num_kv_heads},
-                    {"head_dim", spec.head_dim},
-                    {"tree", tree.name},
-                    {"queries", tree.queries},
-                    {"mode", Name(row.mode)},
-                    {"median_us", row.median_s * 1e6},
-                    {"fastest_us", row.fastest_s * 1e6},
-                    {"slowest_us", row.slowest_s * 1e6},
-                    {"rounds", row.rounds},
-                    {"over_planned", row.over_planned.median},
-                    {"over_planned_from", row.over_planned.low},
-                    {"over_planned_to", row.over_planned.high},
-                    {"same_work", row.same_work},
-                    {"predicted_us", row.predicted_s * 1e6},
-                    {"kv_bytes", row.kv_bytes},
-                    {"flops", row.flops},
-                    {"percent_of_roofline", row.percent_of_roofline()}});
+    ordered_json& line = json.emplace_back(CaseJson(spec, tree));
+    line.update({{"mode", Name(row.mode)},
+                 {"median_us", row.median_s * 1e6},
+                 {"fastest_us", row.fastest_s * 1e6},
+                 {"slowest_us", row.slowest_s * 1e6},
+                 {"rounds", row.rounds},
+                 {"over_planned", row.over_planned.median},
+                 {"over_planned_from", row.over_planned.low},
+                 {"over_planned_to", row.over_planned.high},
+                 {"same_work", row.same_work},
+                 {"predicted_us", row.predicted_s * 1e6},
+                 {"kv_bytes", row.kv_bytes},
+                 {"flops", row.flops},
+                 {"percent_of_roofline", row.percent_of_roofline()}});
   }
   return json;
+}
+
+// What makes two measurements of a case the same, as the lines of --append have it: the case, and on what it ran.
+ordered_json Settings(const BenchAttentionOptions& options, const ordered_json& report, const AttentionSpec& spec,
+                      const BenchTree& tree) {
+  ordered_json settings = {{"command", "attention"},
+                           {"device", report["device"]},
+                           {"page_size", options.page_size},
+                           {"grid", options.grid},
+                           {"machine", options.machine}};
+  if (report.contains("workers")) settings["workers"] = report["workers"];
+  settings.update(CaseJson(spec, tree));
+  return settings;
 }
 
 // One line a tree: the planned time, and how many times slower each of the others is; after '=' where the work is the same.
@@ -165,6 +183,7 @@ class NeverSlower {
     worst_ = ratio;
     worst_name_ = fmt::format("{}/{} d{} {}", spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, tree.name);
   }
+  bool empty() const { return cells_ == 0; }
   ordered_json Json() const {
     return {{"cells", cells_},
             {"cells_of_equal_plans", cells_of_equal_plans_},
@@ -312,16 +331,42 @@ Result<ExitCode> BenchTrees(const BenchAttentionOptions& options) {
                                                   .modes = modes,
                                                   .machine_model_path = options.machine});
   NeverSlower never_slower;
+  COPPICE_ASSIGN_OR_RETURN(const AppendedRows appended, AppendedRows::Read(options.append));
   for (const AttentionSpec& spec : specs) {
     for (const BenchTree& tree : trees) {
-      COPPICE_ASSIGN_OR_RETURN(const std::vector<BenchRow> rows, bench.Run(spec, tree));
-      for (ordered_json& row : ToJson(spec, tree, rows)) report["rows"].push_back(std::move(row));
+      const ordered_json settings = Settings(options, report, spec, tree);
+      if (appended.Has(settings)) continue;
+      ordered_json line = settings;
+      const Result<std::vector<BenchRow>> measured = bench.Run(spec, tree);
+      if (!options.append.empty() && measured.status().code() == StatusCode::kResourceExhausted) {
+        line["out_of_memory"] = measured.status().message();
+        COPPICE_RETURN_IF_ERROR(appended.Append(line));
+        COPPICE_RETURN_IF_ERROR(Print(ForTerminal(fmt::format("{}: x: {}\n", tree.name, measured.status().message()))));
+        continue;
+      }
+      COPPICE_RETURN_IF_ERROR(measured.status());
+      const std::vector<BenchRow>& rows = *measured;
+      ordered_json modes = ToJson(spec, tree, rows);
+      for (const ordered_json& row : modes) {
+        line["modes"][row["mode"].get<std::string>()] = {{"median_us", row["median_us"]},
+                                                         {"over_planned", row["over_planned"]},
+                                                         {"over_planned_from", row["over_planned_from"]},
+                                                         {"over_planned_to", row["over_planned_to"]},
+                                                         {"same_work", row["same_work"]},
+                                                         {"kv_bytes", row["kv_bytes"]},
+                                                         {"flops", row["flops"]},
+                                                         {"rounds", row["rounds"]}};
+      }
+      COPPICE_RETURN_IF_ERROR(appended.Append(line));
+      for (ordered_json& row : modes) report["rows"].push_back(std::move(row));
       never_slower.Add(spec, tree, rows);
       COPPICE_RETURN_IF_ERROR(Print(ForTerminal(FormatLine(spec, tree, rows))));
     }
   }
-  report["never_slower"] = never_slower.Json();
-  COPPICE_RETURN_IF_ERROR(Print(ForTerminal(never_slower.Line())));
+  if (!never_slower.empty()) {
+    report["never_slower"] = never_slower.Json();
+    COPPICE_RETURN_IF_ERROR(Print(ForTerminal(never_slower.Line())));
+  }
   COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;
 }
@@ -403,6 +448,12 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
       "--machine", options->machine,
       "Constants to plan by: a name such as h200 or zen5, or a file of `coppice bench calibrate`; default: this machine's");
   command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
+  command
+      ->add_option("--append", options->append,
+                   "Append each tree to this file as a line of JSON once it is measured; trees that the file has are left out, and "
+                   "one that memory has no room for does not end the command")
+      ->check(NotEmpty())
+      ->excludes(trace);
   return {.app = command,
           .run = [options] { return options->trace.empty() ? BenchTrees(*options) : BenchTrace(*options); },
           .reads_trace = true};

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <iostream>
@@ -51,9 +52,23 @@ Result<EngineLife> ParseEngineLife(std::string_view text) {
   return InvalidArgument(fmt::format("'{}' is none of auto, run and mode", text));
 }
 
+// Samples of a case that are searched for: as many as memory has room for.
+constexpr int32_t kLargest = 0;
+constexpr std::string_view kLargestName = "max";
+
+Result<std::vector<int32_t>> ParseSampleCounts(std::string_view text) {
+  return ParseList<int32_t>(text, [](std::string_view item) -> Result<int32_t> {
+    if (item == kLargestName) return kLargest;
+    int32_t count = 0;
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), count);
+    if (error == std::errc() && end == item.data() + item.size() && count >= 1 && count <= (1 << 20)) return count;
+    return InvalidArgument(fmt::format("'{}' is no number of samples; expected 1 to {}, or {}", item, 1 << 20, kLargestName));
+  });
+}
+
 struct BenchDecodeOptions {
   EngineOptions engine;
-  std::vector<int32_t> prompt_tokens = {512, 2048}, samples = {1, 8, 64};
+  std::vector<int32_t> prompt_tokens = {512, 2048}, samples = {1, 8, 64};  // samples: kLargest among them
   std::vector<BenchMode> modes = AllSharingModes();
   std::vector<KindOrder> kinds = {KindOrder::kAuto};
   std::vector<int> ranks;  // none: as the device says
@@ -65,8 +80,9 @@ struct BenchDecodeOptions {
 };
 
 struct DecodeCase {
-  int32_t prompt_tokens = 0, samples = 0;
+  int32_t prompt_tokens = 0, samples = 0;  // samples: kLargest until it was found
   BenchMode mode;
+  bool is_largest = false;
 };
 
 // The device that `options` name, which "auto" leaves to this machine. Asked in a child process: one that has used a GPU cannot
@@ -124,17 +140,45 @@ class MeasuredEngine {
     return stats;
   }
 
+  // The most samples of the case that fit beside each other, `most` at most: by runs, since only these say what the engine makes of
+  // its pages. The first is of as many as the pages are enough for if a sample has one more than its tokens fill.
+  // RESOURCE_EXHAUSTED where not even one fits.
+  Result<int32_t> LargestBatch(DecodeCase job, int32_t max_tokens, bool beams, int32_t most) {
+    const Pages pages = LeastPages(job, max_tokens);
+    const int64_t expected = (engine_->Metrics().pages_total - pages.shared) / (pages.own + 1);
+    int32_t fits = 0, beyond = most + 1;
+    job.samples = static_cast<int32_t>(std::clamp<int64_t>(expected, 1, most));
+    Status without_room;
+    while (beyond - fits > 1) {
+      const Result<ordered_json> run = Run(job, max_tokens, beams);
+      if (!run.ok() && run.status().code() != StatusCode::kResourceExhausted) return run.status();
+      if (!run.ok()) without_room = run.status();
+      (run.ok() ? fits : beyond) = job.samples;
+      job.samples = fits + (beyond - fits) / 2;
+    }
+    if (fits == 0) return without_room;
+    return fits;
+  }
+
  private:
   MeasuredEngine(const EngineOptions& options, std::unique_ptr<Engine> engine, std::chrono::duration<double> start)
       : options_(options), engine_(std::move(engine)), start_(start) {}
 
+  // Pages that a case holds at the end, of all samples and of each: at least so many.
+  struct Pages {
+    int64_t shared = 0, own = 0;
+  };
+  Pages LeastPages(const DecodeCase& job, int32_t max_tokens) const {
+    const bool copies = job.mode.attends && job.mode.sharing == SharingMode::kNone;
+    const int64_t own = (copies ? job.prompt_tokens : 0) + max_tokens - 1;
+    return {.shared = copies ? 0 : job.prompt_tokens / options_.page_size, .own = own / options_.page_size};
+  }
   // Whether the pages that the samples hold at the end, all at once, are there at all: where they are not, hours of samples that
   // give their pages up and begin again would end in the same answer.
   Status CheckRoom(const DecodeCase& job, int32_t max_tokens) const {
-    const int64_t page_size = options_.page_size, total = engine_->Metrics().pages_total;
-    const bool copies = job.mode.attends && job.mode.sharing == SharingMode::kNone;
-    const int64_t shared = copies ? 0 : job.prompt_tokens, own = (copies ? job.prompt_tokens : 0) + max_tokens - 1;
-    const int64_t needed = shared / page_size + job.samples * (own / page_size);  // at least
+    const int64_t total = engine_->Metrics().pages_total;
+    const Pages pages = LeastPages(job, max_tokens);
+    const int64_t needed = pages.shared + job.samples * pages.own;
     if (needed <= total) return OkStatus();
     return ResourceExhausted(
         fmt::format("{} samples hold {} pages of KV or more, and the engine has {}", job.samples, needed, total));
@@ -148,8 +192,13 @@ class MeasuredEngine {
 
 // A case that memory has no room for.
 ordered_json WithoutRoom(const DecodeCase& job, const Status& status) {
-  return {{"prompt_tokens", job.prompt_tokens}, {"samples", job.samples},  {"sharing", job.mode.sharing_name()},
-          {"kinds", Name(job.mode.kinds)},      {"ranks", job.mode.ranks}, {"out_of_memory", status.message()}};
+  return {{"prompt_tokens", job.prompt_tokens},
+          {"samples", std::max(job.samples, 1)},  // where the largest number was searched for, none fits
+          {"largest", job.is_largest},
+          {"sharing", job.mode.sharing_name()},
+          {"kinds", Name(job.mode.kinds)},
+          {"ranks", job.mode.ranks},
+          {"out_of_memory", status.message()}};
 }
 
 // Medians of what varies, with the spread of the decode speed; the counted bytes are the same in every repeat. Null: measured by
@@ -172,6 +221,7 @@ ordered_json Summarize(const DecodeCase& job, const std::vector<ordered_json>& r
       graph_steps > 0 ? ordered_json(seconds / (seconds - median("device_idle_seconds").get<double>())) : ordered_json();
   return {{"prompt_tokens", job.prompt_tokens},
           {"samples", job.samples},
+          {"largest", job.is_largest},
           {"sharing", job.mode.sharing_name()},
           {"kinds", Name(job.mode.kinds)},
           {"ranks", job.mode.ranks},
@@ -210,7 +260,7 @@ class BenchDecode {
     for (const int32_t prompt : options_.prompt_tokens) {
       for (const int32_t samples : options_.samples) {
         for (const BenchMode& mode : options_.modes)
-          cases_.push_back({.job = {prompt, samples, mode}, .runs = {}, .without_room = {}});
+          cases_.push_back({.job = {prompt, samples, mode, samples == kLargest}, .runs = {}, .without_room = {}});
       }
     }
     if (!options_.ranks.empty()) options_.engine.device = FirstGpus(options_.ranks.front());
@@ -243,6 +293,21 @@ class BenchDecode {
 
   // Modes, and all else, in turns.
   Status MeasureByRun() {
+    for (Measured& measured : cases_) {
+      if (measured.job.samples != kLargest || measured.is_appended) continue;
+      ShowProgress(
+          fmt::format("{}, {} tokens: searching the largest batch", measured.job.mode.sharing_name(), measured.job.prompt_tokens));
+      const Result<ordered_json> found = MeasureInChild([&]() -> Result<ordered_json> {
+        COPPICE_ASSIGN_OR_RETURN(MeasuredEngine engine, MeasuredEngine::Create(OptionsFor(options_.engine, measured.job.mode, 1)));
+        COPPICE_ASSIGN_OR_RETURN(const int32_t samples, SearchLargest(engine, measured.job));
+        return ordered_json(samples);
+      });
+      if (found.ok()) {
+        measured.job.samples = found->get<int32_t>();
+      } else {
+        COPPICE_RETURN_IF_ERROR(Take(measured, found.status()));
+      }
+    }
     for (int32_t repeat = 0; repeat < options_.repeats; ++repeat) {
       for (size_t c = 0; c < cases_.size(); ++c) {
         ShowProgress(fmt::format("repeat {}/{}, case {}/{}", repeat + 1, options_.repeats, c + 1, cases_.size()));
@@ -269,10 +334,18 @@ class BenchDecode {
         Result<MeasuredEngine> engine = MeasuredEngine::Create(OptionsFor(options_.engine, mode, samples));
         for (size_t c = 0; c < cases_.size(); ++c) {
           if (!is_due(cases_[c])) continue;
+          DecodeCase job = cases_[c].job;
+          Status searched;
+          if (job.samples == kLargest && engine.ok()) {
+            const Result<int32_t> found = SearchLargest(*engine, job);
+            searched = found.status();
+            if (found.ok()) COPPICE_RETURN_IF_ERROR(give({{"case", c}, {"samples", job.samples = *found}}));
+          }
           bool has_room = true;
           for (int32_t repeat = 0; has_room && repeat < options_.repeats; ++repeat) {
-            Result<ordered_json> stats = engine.ok() ? engine->Run(cases_[c].job, options_.max_tokens, options_.beams)
-                                                     : Result<ordered_json>(engine.status());
+            const Status ready = engine.ok() ? searched : engine.status();
+            Result<ordered_json> stats =
+                ready.ok() ? engine->Run(job, options_.max_tokens, options_.beams) : Result<ordered_json>(ready);
             has_room = stats.ok();
             if (!has_room && stats.status().code() != StatusCode::kResourceExhausted) return stats.status();
             COPPICE_RETURN_IF_ERROR(give(has_room ? ordered_json{{"case", c}, {"stats", *std::move(stats)}}
@@ -283,11 +356,19 @@ class BenchDecode {
       };
       COPPICE_RETURN_IF_ERROR(MeasureInChild(measure, [&](ordered_json run) {
         Measured& measured = cases_[run["case"].get<size_t>()];
+        if (run.contains("samples")) {
+          measured.job.samples = run["samples"].get<int32_t>();
+          return OkStatus();
+        }
         return Take(measured, run.contains("stats") ? Result<ordered_json>(std::move(run["stats"]))
                                                     : ResourceExhausted(run["without_room"].get<std::string>()));
       }));
     }
     return OkStatus();
+  }
+
+  Result<int32_t> SearchLargest(MeasuredEngine& engine, const DecodeCase& job) const {
+    return engine.LargestBatch(job, options_.max_tokens, options_.beams, options_.engine.max_running);
   }
 
   // A run of a case ended.
@@ -309,17 +390,22 @@ class BenchDecode {
   // What makes two runs of a case the same measurement, as --append's lines have it.
   ordered_json Settings(const DecodeCase& job) const {
     const EngineOptions& engine = options_.engine;
-    return {{"model", BenchModelName(options_.engine)},
-            {"device", engine.device},
-            {"max_tokens", options_.max_tokens},
-            {"repeats", options_.repeats},
-            {"max_batch_tokens", engine.max_batch_tokens},
-            {"page_size", engine.page_size},
-            {"prompt_tokens", job.prompt_tokens},
-            {"samples", job.samples},
-            {"sharing", job.mode.sharing_name()},
-            {"kinds", Name(job.mode.kinds)},
-            {"ranks", job.mode.ranks}};
+    ordered_json settings = {{"model", BenchModelName(options_.engine)},
+                             {"device", engine.device},
+                             {"max_tokens", options_.max_tokens},
+                             {"repeats", options_.repeats},
+                             {"max_batch_tokens", engine.max_batch_tokens},
+                             {"page_size", engine.page_size},
+                             {"prompt_tokens", job.prompt_tokens},
+                             {"samples", job.samples},
+                             {"sharing", job.mode.sharing_name()},
+                             {"kinds", Name(job.mode.kinds)},
+                             {"ranks", job.mode.ranks}};
+    if (job.is_largest) {  // how many samples there will be is not known before
+      settings.erase("samples");
+      settings.update({{"asked_samples", kLargestName}, {"max_running", engine.max_running}});
+    }
+    return settings;
   }
 
   // Cases that an earlier command appended are not measured again.
@@ -409,10 +495,9 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  command->add_option("-n,--samples", options->samples, "Samples of a prompt")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  AddParsed<std::vector<int32_t>>(*command, "-n,--samples", options->samples, ParseSampleCounts,
+                                  "Samples of a prompt, a list (default: 1,8,64); max: as many as memory has room for, found by "
+                                  "runs, --max-running at most");
   command->add_option("--max-tokens", options->max_tokens, "Tokens of each sample")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();

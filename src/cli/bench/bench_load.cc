@@ -40,6 +40,7 @@ struct BenchLoadOptions {
   std::vector<double> rates;  // requests a second; empty: all at once
   std::vector<BenchMode> modes = AllSharingModes();
   std::vector<KindOrder> kinds = {KindOrder::kAuto};
+  std::vector<int32_t> chunks;  // none: the engine's own
   int32_t repeats = 1, concurrency = 0;
   std::string config, out, html, append;
   // A capacity search, where there is a limit.
@@ -58,7 +59,7 @@ struct BenchLoadOptions {
 
 // What a workload is put to: an engine of its own in one mode, or a server.
 struct System {
-  ordered_json name;  // members of its rows: "sharing" and "kinds", or "server"
+  ordered_json name;  // members of its rows: "sharing", "kinds" and, of several, "chunk", or "server"
   std::function<Result<LoadResult>(std::span<const WorkloadRequest>, const LoadSchedule&)> run;
 };
 
@@ -70,8 +71,10 @@ struct LoadCase {
 
 std::vector<System> Engines(const BenchLoadOptions& options) {
   std::vector<System> systems;
-  for (const BenchMode& mode : WithKinds(options.modes, options.kinds)) {
-    systems.push_back({ordered_json::object({{"sharing", mode.sharing_name()}, {"kinds", Name(mode.kinds)}}),
+  for (const BenchMode& mode : WithChunks(WithKinds(options.modes, options.kinds), options.chunks)) {
+    ordered_json name = ordered_json::object({{"sharing", mode.sharing_name()}, {"kinds", Name(mode.kinds)}});
+    if (mode.chunk) name["chunk"] = *mode.chunk;
+    systems.push_back({std::move(name),
                        [engine_options = mode.OptionsFor(options.engine)](std::span<const WorkloadRequest> requests,
                                                                           const LoadSchedule& schedule) -> Result<LoadResult> {
                          COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(engine_options));
@@ -245,6 +248,7 @@ Result<ExitCode> BenchLoad(BenchLoadOptions options) {
                          {"repeats", options.repeats}};
   if (options.concurrency > 0) report["concurrency"] = options.concurrency;
   const bool servers = !options.urls.empty();
+  if (options.chunks.size() == 1) options.engine.chunk = options.chunks.front();
   if (servers) {
     options.workload.vocab_size = options.vocab_size;
     options.workload.max_context = INT32_MAX;  // the server says where its own ends
@@ -306,7 +310,8 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   WorkloadOptions& workload = options->workload;
   AddParsed<WorkloadKind>(
       command, "-w,--workload", workload.kind, ParseWorkloadKind,
-      "shared-prefix (default), few-shot, document, tree, relay, mixture, sampling, ratio, sharegpt, sarathi, arxiv or lengths");
+      "shared-prefix (default), few-shot, document, tree, relay, mixture, sampling, ratio, sharegpt, sarathi, arxiv, pod-arxiv, "
+      "pod-internal, gsm8k, mmlu or lengths");
   command.add_option("--groups", workload.groups, "Groups of requests with a prefix each");
   command.add_option("--requests", workload.requests, "Requests: of a group, or in all");
   command.add_option("--shared-tokens", workload.shared_tokens, "Length of each prefix");
@@ -317,8 +322,12 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   command.add_option("--ratios", workload.ratios, "ratio: prompt tokens per output token (default: 8 to 24)")->delimiter(',');
   command
       .add_option("--prefixes", workload.prefixes,
-                  "Lengths of the system prompt: relay (default: 64 to 2048), sharegpt, sarathi, arxiv")
+                  "Lengths of the system prompt: relay (default: 64 to 2048), sharegpt, sarathi, arxiv, pod-arxiv, pod-internal")
       ->delimiter(',');
+  command.add_option("--shots", workload.shots, "gsm8k (default and most: 8), mmlu (5): examples before each question");
+  command.add_flag("--single-level", workload.single_level,
+                   "few-shot, gsm8k: each sample is a request of its own, which has its problem for itself; only the examples are "
+                   "shared");
   command.add_option("--tree", workload.tree,
                      "tree: 1024,256x4,64x8 is a prefix of 1,024 tokens, 4 nodes of 256 below it, 8 requests below each");
   command.add_option("--lengths", workload.lengths_file, "lengths: a file of lines \"prompt output [group shared]\" in tokens")
@@ -339,6 +348,10 @@ std::shared_ptr<BenchLoadOptions> AddLoadOptions(CLI::App& command) {
   AddEngineOptions(command, options->engine);
   AddWeightsOptions(command, options->engine, options->config);
   command.remove_option(command.get_option("--sharing"));  // --modes says which
+  command.remove_option(command.get_option("--chunk"));
+  AddParsed<std::vector<int32_t>>(command, "--chunk", options->chunks, ParseChunks,
+                                  "Prompt tokens of a step at most, a list: 0 (default): what the budget leaves; auto: the "
+                                  "smallest that keeps prefill within 5% of its best speed, measured at start");
   const std::vector<CLI::Option*> all = command.get_options();
   options->engine_only.assign(all.begin() + static_cast<ptrdiff_t>(others), all.end());
   return options;

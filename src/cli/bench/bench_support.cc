@@ -47,19 +47,6 @@ Result<std::string> ResolveReport(const std::string& path, std::string_view opti
   return resolved;
 }
 
-// Calls parse(name) for names with commas between them.
-template <class T, class F>
-Result<std::vector<T>> ParseList(std::string_view text, F&& parse) {
-  std::vector<T> values;
-  while (true) {
-    const size_t comma = text.find(',');
-    COPPICE_ASSIGN_OR_RETURN(T value, parse(text.substr(0, comma)));
-    values.push_back(std::move(value));
-    if (comma == text.npos) return values;
-    text.remove_prefix(comma + 1);
-  }
-}
-
 // Hands over what a child measured: its pipe has an object a line, of which the last one says how it ended.
 Status TakeFromChild(int pipe, const TakeMeasured& take) {
   constexpr int kMilliseconds = 100;  // until an interruption that came just before the wait is noticed
@@ -87,6 +74,7 @@ EngineOptions BenchMode::OptionsFor(EngineOptions options) const {
   options.experiment.without_attention = !attends;
   options.experiment.kinds = kinds;
   if (ranks > 0) options.device = FirstGpus(ranks);
+  options.chunk = chunk.value_or(options.chunk);
   return options;
 }
 
@@ -140,6 +128,20 @@ std::vector<BenchMode> WithRanks(const std::vector<BenchMode>& modes, const std:
   return combined;
 }
 
+std::vector<BenchMode> WithChunks(const std::vector<BenchMode>& modes, const std::vector<int32_t>& chunks) {
+  if (chunks.size() < 2) return modes;
+  std::vector<BenchMode> combined;
+  for (BenchMode mode : modes) {
+    for (const int32_t chunk : chunks) {
+      mode.chunk = chunk;
+      if (std::ranges::find(combined, mode) == combined.end()) combined.push_back(mode);
+    }
+  }
+  return combined;
+}
+
+Result<std::vector<int32_t>> ParseChunks(std::string_view text) { return ParseList<int32_t>(text, ParseChunk); }
+
 void AddModesOptions(CLI::App& command, std::vector<BenchMode>* modes, std::vector<KindOrder>* kinds) {
   AddParsed<std::vector<BenchMode>>(command, "--modes", *modes, ParseBenchModes,
                                     "Modes to measure: tree, one-level, store, none (default: these), and no-attention, steps "
@@ -154,7 +156,10 @@ void AddModesOptions(CLI::App& command, std::vector<BenchMode>* modes, std::vect
 std::string ModeOf(const ordered_json& row) {
   const std::string sharing = row["sharing"].get<std::string>(), kinds = row.value("kinds", "auto");
   const int ranks = row.value("ranks", 0);
-  return sharing + (kinds == Name(KindOrder::kAuto) ? "" : " " + kinds) + (ranks == 0 ? "" : fmt::format(" tp {}", ranks));
+  const int32_t chunk = row.value("chunk", 0);
+  const std::string of_chunk = !row.contains("chunk") ? "" : chunk == kAutoChunk ? " chunk auto" : fmt::format(" chunk {}", chunk);
+  return sharing + (kinds == Name(KindOrder::kAuto) ? "" : " " + kinds) + (ranks == 0 ? "" : fmt::format(" tp {}", ranks)) +
+         of_chunk;
 }
 
 std::vector<std::string> DistinctModes(const ordered_json& rows) {

@@ -7,13 +7,16 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
 #include "coppice/engine/engine.h"
+#include "core/check.h"
 #include "model/checkpoint.h"
 
 namespace coppice::cli {
@@ -28,7 +31,8 @@ struct BenchMode {
   SharingMode sharing = SharingMode::kTree;
   bool attends = true;  // false: the step without its attention, the ceiling of what sharing can reach (Hydragen, section 4.1)
   KindOrder kinds = KindOrder::kAuto;
-  int ranks = 0;  // on the first GPUs; 0: as the options' device says
+  int ranks = 0;                 // on the first GPUs; 0: as the options' device says
+  std::optional<int32_t> chunk;  // EngineOptions::chunk; absent: as the options say
 
   std::string_view sharing_name() const { return attends ? Name(sharing) : kNoAttention; }
   EngineOptions OptionsFor(EngineOptions options) const;
@@ -36,6 +40,18 @@ struct BenchMode {
 };
 // Those of SharingMode.
 std::vector<BenchMode> AllSharingModes();
+// Calls parse(name) for names with commas between them.
+template <class T, class F>
+Result<std::vector<T>> ParseList(std::string_view text, F&& parse) {
+  std::vector<T> values;
+  while (true) {
+    const size_t comma = text.find(',');
+    COPPICE_ASSIGN_OR_RETURN(T value, parse(text.substr(0, comma)));
+    values.push_back(std::move(value));
+    if (comma == text.npos) return values;
+    text.remove_prefix(comma + 1);
+  }
+}
 // Names with commas between them: sharing modes and no-attention; orders of kinds.
 Result<std::vector<BenchMode>> ParseBenchModes(std::string_view text);
 Result<std::vector<KindOrder>> ParseKindOrders(std::string_view text);
@@ -45,7 +61,12 @@ std::vector<BenchMode> WithKinds(const std::vector<BenchMode>& modes, const std:
 void AddModesOptions(CLI::App& command, std::vector<BenchMode>* modes, std::vector<KindOrder>* kinds);
 // Each mode on each number of ranks; as they are where none is given.
 std::vector<BenchMode> WithRanks(const std::vector<BenchMode>& modes, const std::vector<int>& ranks);
-// What tells a row's engine from others: its "sharing", its "kinds" where they are not auto, and its "ranks" where they were given.
+// Each mode with each chunk; as they are where there is one chunk or none.
+std::vector<BenchMode> WithChunks(const std::vector<BenchMode>& modes, const std::vector<int32_t>& chunks);
+// Values of --chunk with commas between them.
+Result<std::vector<int32_t>> ParseChunks(std::string_view text);
+// What tells a row's engine from others: its "sharing", its "kinds" where they are not auto, its "ranks" and its "chunk" where they
+// were given.
 std::string ModeOf(const nlohmann::ordered_json& row);
 // Those of the rows, in the order in which they come first.
 std::vector<std::string> DistinctModes(const nlohmann::ordered_json& rows);

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <utility>
 
+#include "cli/bench/mmlu_lengths.h"
 #include "cli/bench/tree_problem.h"
 #include "cli/read_file.h"
 #include "core/check.h"
@@ -24,7 +25,10 @@ struct Shape {
   WorkloadKind kind;
   std::string_view name;
   int32_t groups = 0, requests = 0, shared_tokens = 0, unique_tokens = 0, output_tokens = 0, samples = 0, total_tokens = 0;
+  int32_t shots = 0;
 };
+
+constexpr int32_t kGsm8kShots = 8;
 
 constexpr Shape kShapes[] = {
     {WorkloadKind::kSharedPrefix, "shared-prefix", 64, 16, 2048, 128, 256, 1},
@@ -38,6 +42,10 @@ constexpr Shape kShapes[] = {
     {WorkloadKind::kShareGpt, "sharegpt", 0, 1000},
     {WorkloadKind::kSarathi, "sarathi", 0, 1000},
     {WorkloadKind::kArxiv, "arxiv", 0, 1000},
+    {WorkloadKind::kPodArxiv, "pod-arxiv", 0, 1000},
+    {WorkloadKind::kPodInternal, "pod-internal", 0, 1000},
+    {WorkloadKind::kGsm8k, "gsm8k", 0, 1319, 0, 0, 0, 40, 0, kGsm8kShots},
+    {WorkloadKind::kMmlu, "mmlu", std::size(kMmluSubjects), kMmluMostQuestions, 0, 0, 32, 1, 0, kMmluShots},
     {WorkloadKind::kLengths, "lengths"},
 };
 
@@ -48,24 +56,41 @@ struct Lengths {
 
   bool Has(int64_t length) const { return length >= least && length <= most; }
 };
-// Of whose requests those of at most `max_total` tokens are taken.
+// Of whose requests those of `least_total` to `max_total` tokens are taken, with `most_ratio` prompt tokens per output token at
+// most.
 struct LengthShape {
   WorkloadKind kind;
   Lengths prompt, output;
   int32_t max_total;
+  int32_t least_total = 0;
+  int32_t most_ratio = INT32_MAX;
+
+  bool Has(int64_t of_prompt, int64_t of_output) const {
+    return prompt.Has(of_prompt) && output.Has(of_output) && of_prompt + of_output >= least_total &&
+           of_prompt <= most_ratio * of_output;
+  }
 };
 // sharegpt: single turns of ShareGPTv3 as PagedAttention and RelayAttention take them: prompts of 4 to 1,024 tokens and answers of
 // 4 to 2,013 (RelayAttention, table 1), 2,048 together, with means of 161 and 338 (PagedAttention, figure 11). Each sigma is that
 // of the distribution with this mean whose 99th percentile is the range's end; percentiles themselves are not published. sarathi,
 // arxiv: fitted so that what is taken has the medians and 90th percentiles of Sarathi-Serve's table 2: openchat_sharegpt4 1730 and
 // 5696 prompt tokens, 415 and 834 output tokens; arxiv_summarization 7059 and 12985, 208 and 371. Its totals end there too.
+// pod-arxiv, pod-internal: 4K to 32K tokens, 50 and 40 prompt tokens per output token at most, fitted so that what is taken has the
+// means of POD-Attention, section 5: 9.5K and 10.5K tokens, 470 and 331 of them output, whose spread is that of arxiv.
 constexpr LengthShape kLengthShapes[] = {{WorkloadKind::kShareGpt, {107.7, 1.0165, 4, 1024}, {235.4, 0.969, 4, 2013}, 2048},
                                          {WorkloadKind::kSarathi, {3520, 1.70}, {417, 0.548}, 8192},
-                                         {WorkloadKind::kArxiv, {7886, 0.651}, {208, 0.452}, 16384}};
+                                         {WorkloadKind::kArxiv, {7886, 0.651}, {208, 0.452}, 16384},
+                                         {WorkloadKind::kPodArxiv, {8218, 0.588}, {398, 0.452}, 32768, 4096, 50},
+                                         {WorkloadKind::kPodInternal, {14464, 0.347}, {161, 0.452}, 32768, 4096, 40}};
 
 bool HasLengthShape(WorkloadKind kind) {
   return std::ranges::find(kLengthShapes, kind, &LengthShape::kind) != std::end(kLengthShapes);
 }
+
+// gsm8k: the test split, behind the eight examples of Wei et al. (2022) as Hydragen has it; outputs are as long as the solutions of
+// the data set. By Llama 2's tokenizer.
+constexpr Lengths kGsm8kProblem = {68.5, 0.330, 28, 195}, kGsm8kOutput = {92.7, 0.435, 29, 311};
+constexpr int32_t kGsm8kShotTokens = 756;  // of all eight
 
 constexpr std::array<int32_t, 6> kRelayPrefixes = {64, 128, 256, 512, 1024, 2048};
 constexpr std::array<std::pair<int32_t, int32_t>, 3> kRelayRequests = {{{64, 128}, {128, 256}, {256, 512}}};  // prompt, output
@@ -96,6 +121,12 @@ class TokenSource {
   int64_t Length(const Lengths& lengths) {
     return std::max<int64_t>(1, std::llround(simulate::LogNormal(random_, lengths.median, lengths.sigma)));
   }
+  // One of those that are within the distribution's ends.
+  int32_t LengthWithin(const Lengths& lengths) {
+    for (;;) {
+      if (const int64_t length = Length(lengths); lengths.Has(length)) return static_cast<int32_t>(length);
+    }
+  }
   // Fisher and Yates; the standard's shuffle differs from library to library.
   void Shuffle(std::vector<WorkloadRequest>* requests) {
     for (size_t i = requests->size(); i > 1; --i) std::swap((*requests)[i - 1], (*requests)[random_() % i]);
@@ -124,6 +155,43 @@ std::vector<WorkloadRequest> MakeGroups(const Shape& shape, TokenSource* source)
       requests.push_back(Continue(prefix, shape.unique_tokens, i, shape.samples, shape.output_tokens, source));
   }
   return requests;
+}
+
+std::vector<WorkloadRequest> MakeGsm8k(const Shape& shape, TokenSource* source) {
+  const std::vector<int32_t> examples = source->Make(kGsm8kShotTokens * shape.shots / kGsm8kShots, 0);
+  std::vector<WorkloadRequest> requests;
+  for (int32_t i = 0; i < shape.requests; ++i) {
+    const int32_t problem = source->LengthWithin(kGsm8kProblem), output = source->LengthWithin(kGsm8kOutput);
+    requests.push_back(Continue(examples, problem, i, shape.samples, output, source));
+  }
+  return requests;
+}
+
+// Subject by subject, `shape.groups` of them, evenly apart in the table.
+std::vector<WorkloadRequest> MakeMmlu(const Shape& shape, TokenSource* source) {
+  std::vector<WorkloadRequest> requests;
+  for (int32_t group = 0; group < shape.groups; ++group) {
+    const MmluSubject& subject = kMmluSubjects[size_t(group) * std::size(kMmluSubjects) / size_t(shape.groups)];
+    const std::vector<int32_t> examples =
+        source->Make(kMmluHead + (subject.five_shots - kMmluHead) * shape.shots / kMmluShots, group);
+    const Lengths question = {subject.question_median, subject.question_sigma, kMmluShortest, kMmluLongest};
+    for (int32_t i = 0; i < std::min(shape.requests, subject.questions); ++i)
+      requests.push_back(Continue(examples, source->LengthWithin(question), i, shape.samples, shape.output_tokens, source));
+  }
+  return requests;
+}
+
+// Each sample as a request of its own: what stands behind the first `shared` tokens is another text for each, so that it is stored
+// and computed once a sample (Hydragen 4.4, single-level).
+std::vector<WorkloadRequest> SampleBySample(const std::vector<WorkloadRequest>& requests, size_t shared, TokenSource* source) {
+  std::vector<WorkloadRequest> apart;
+  for (const WorkloadRequest& request : requests) {
+    const std::vector<int32_t> prefix(request.prompt_ids.begin(), request.prompt_ids.begin() + static_cast<ptrdiff_t>(shared));
+    const auto own = static_cast<int32_t>(request.prompt_ids.size() - shared);
+    for (int32_t sample = 0; sample < request.samples; ++sample)
+      apart.push_back(Continue(prefix, own, std::ssize(apart), 1, request.output_tokens, source));
+  }
+  return apart;
 }
 
 std::vector<WorkloadRequest> MakeMixture(const Shape& shape, TokenSource* source) {
@@ -172,7 +240,7 @@ Result<std::vector<WorkloadRequest>> MakeLengths(const WorkloadOptions& options,
   while (std::ssize(requests) < shape.requests) {
     int64_t prompt = 0, output = 0;
     int draws = 0;
-    const auto fits = [&] { return lengths.prompt.Has(prompt) && lengths.output.Has(output) && prompt + output <= most; };
+    const auto fits = [&] { return lengths.Has(prompt, output) && prompt + output <= most; };
     do {
       prompt = source->Length(lengths.prompt), output = source->Length(lengths.output);
     } while (!fits() && ++draws < kMostDraws);
@@ -240,18 +308,24 @@ Result<Shape> ShapeFor(const WorkloadOptions& options) {
                             {"--unique-tokens", options.unique_tokens, &shape.unique_tokens},
                             {"--output-tokens", options.output_tokens, &shape.output_tokens},
                             {"--samples", options.samples, &shape.samples},
-                            {"--total-tokens", options.total_tokens, &shape.total_tokens}};
+                            {"--total-tokens", options.total_tokens, &shape.total_tokens},
+                            {"--shots", options.shots, &shape.shots}};
   for (const Number& number : numbers) {
     if (!number.given) continue;
     const bool system_prompt = number.value == &shape.shared_tokens && HasLengthShape(options.kind);
     if (*number.value == 0 && !system_prompt)
       return InvalidArgument(fmt::format("workload {} has no {}; leave it out", shape.name, number.option));
     if (*number.given < 1) return InvalidArgument(fmt::format("{} is {}, expected 1 or more", number.option, *number.given));
+    const int32_t own = *number.value;
     *number.value = *number.given;
+    const bool is_most = number.value == &shape.shots || (number.value == &shape.groups && options.kind == WorkloadKind::kMmlu);
+    if (is_most && *number.given > own)
+      return InvalidArgument(fmt::format("{} is {}, and {} has {}", number.option, *number.given, shape.name, own));
   }
   const std::pair<const char*, bool> lists[] = {
       {"--prefixes", !options.prefixes.empty() && options.kind != WorkloadKind::kRelay && !HasLengthShape(options.kind)},
       {"--ratios", !options.ratios.empty() && options.kind != WorkloadKind::kRatio},
+      {"--single-level", options.single_level && options.kind != WorkloadKind::kFewShot && options.kind != WorkloadKind::kGsm8k},
       {"--tree", !options.tree.empty() && options.kind != WorkloadKind::kTree},
       {"--lengths", !options.lengths_file.empty() && options.kind != WorkloadKind::kLengths}};
   for (const auto& [option, unused] : lists) {
@@ -276,8 +350,17 @@ Result<Workload> MakePoints(const WorkloadOptions& options, Shape shape, TokenSo
   };
   const std::string name(shape.name);
   switch (options.kind) {
-    case WorkloadKind::kSharedPrefix:
     case WorkloadKind::kFewShot:
+    case WorkloadKind::kGsm8k: {
+      const bool is_gsm8k = options.kind == WorkloadKind::kGsm8k;
+      std::vector<WorkloadRequest> requests = is_gsm8k ? MakeGsm8k(shape, source) : MakeGroups(shape, source);
+      const int32_t shared = is_gsm8k ? kGsm8kShotTokens * shape.shots / kGsm8kShots : shape.shared_tokens;
+      if (options.single_level) requests = SampleBySample(requests, static_cast<size_t>(shared), source);
+      add(name, 0, std::move(requests));
+      break;
+    }
+    case WorkloadKind::kMmlu: workload.points.push_back({name, 0, MakeMmlu(shape, source)}); break;  // subject by subject
+    case WorkloadKind::kSharedPrefix:
     case WorkloadKind::kDocument:
     case WorkloadKind::kSampling: add(name, 0, MakeGroups(shape, source)); break;
     case WorkloadKind::kMixture: add(name, 0, MakeMixture(shape, source)); break;
@@ -321,7 +404,9 @@ Result<Workload> MakePoints(const WorkloadOptions& options, Shape shape, TokenSo
     }
     case WorkloadKind::kShareGpt:
     case WorkloadKind::kSarathi:
-    case WorkloadKind::kArxiv: {
+    case WorkloadKind::kArxiv:
+    case WorkloadKind::kPodArxiv:
+    case WorkloadKind::kPodInternal: {
       if (options.prefixes.empty()) {
         COPPICE_ASSIGN_OR_RETURN(std::vector<WorkloadRequest> requests, MakeLengths(options, shape, source));
         workload.points.push_back({name, 0, std::move(requests)});

@@ -1,8 +1,9 @@
 // Requests for benchmarks: which prompts, what they share, how long the answers are, when they arrive. Token ids are random, so any
 // model will do and no tokenizer is needed; the same seed gives the same requests.
 // Shapes: SGLang's generated-shared-prefix; Hydragen 4.3 (document) and 4.4 (few-shot); RelayAttention appendix D (relay); POD
-// figure 15 (ratio); PagedAttention (arXiv 2309.06180), figure 11 (sharegpt); Sarathi-Serve (arXiv 2403.02310), table 2 (sarathi,
-// arxiv). Layer: cli.
+// figure 15 (ratio); self-consistency on GSM8K, Hydragen table 1 (gsm8k); MMLU, RelayAttention table 3 (mmlu); PagedAttention
+// (arXiv 2309.06180), figure 11 (sharegpt); Sarathi-Serve (arXiv 2403.02310), table 2 (sarathi, arxiv); POD section 5 (pod-arxiv,
+// pod-internal). Layer: cli.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,10 @@ enum class WorkloadKind : uint8_t {
   kShareGpt,      // single turns: lengths distributed as those of ShareGPTv3
   kSarathi,       // conversations: lengths distributed as those of openchat_sharegpt4
   kArxiv,         // summaries of papers: lengths distributed as those of arXiv-summarization
+  kPodArxiv,      // the same, distributed as POD-Attention has them
+  kPodInternal,   // its other workload, of longer prompts and shorter answers
+  kGsm8k,         // few-shot examples for all, a problem a request, many samples of each to vote: two levels
+  kMmlu,          // few-shot examples of each of 57 subjects, which its questions share
   kLengths,       // lengths from a file
 };
 std::string_view Name(WorkloadKind kind);
@@ -37,12 +42,14 @@ struct WorkloadOptions {
   // Absent: the kind's own (docs/benchmarks.md). One that the kind has no use for is refused.
   std::optional<int32_t> groups;         // shared-prefix
   std::optional<int32_t> requests;       // of a group, or in all
-  std::optional<int32_t> shared_tokens;  // of each prefix; sharegpt, sarathi, arxiv: of a system prompt before all
+  std::optional<int32_t> shared_tokens;  // of each prefix; those of published lengths: of a system prompt before all
   std::optional<int32_t> unique_tokens;  // of each request's own prompt
   std::optional<int32_t> output_tokens;  // of each sample
   std::optional<int32_t> samples;        // of each request
   std::optional<int32_t> total_tokens;   // ratio: prompt and output of a request
-  std::vector<int32_t> prefixes;         // relay, sharegpt, sarathi, arxiv: lengths of the system prompt
+  std::optional<int32_t> shots;          // gsm8k, mmlu: examples before each question
+  bool single_level = false;             // few-shot, gsm8k: each sample is a request of its own, which has its problem for itself
+  std::vector<int32_t> prefixes;         // relay and those of published lengths: of the system prompt
   std::vector<int32_t> ratios;           // ratio: prompt tokens per output token
   std::string tree;                      // tree: "1024,256x4,64x8" as of ParseTree
   std::string lengths_file;              // lengths: a line "prompt output [group shared]" a request

@@ -109,6 +109,31 @@ TEST(WorkloadTest, LengthsAreDistributedAsPublished) {
   }
 }
 
+// The means and ranges of POD-Attention, section 5.
+TEST(WorkloadTest, PodsWorkloadsHaveThePublishedMeansAndRanges) {
+  struct Published {
+    WorkloadKind kind;
+    double total, output;
+    int32_t most_ratio;
+  };
+  for (const Published& published :
+       {Published{WorkloadKind::kPodArxiv, 9500, 470, 50}, Published{WorkloadKind::kPodInternal, 10500, 331, 40}}) {
+    WorkloadOptions options = Options(published.kind);
+    options.requests = 4000, options.max_context = 32768;
+    double totals = 0, outputs = 0;
+    const std::vector<WorkloadRequest> requests = Made(options).points[0].requests;
+    ASSERT_EQ(requests.size(), 4000);
+    for (const WorkloadRequest& request : requests) {
+      const auto prompt = static_cast<int32_t>(request.prompt_ids.size());
+      EXPECT_TRUE(prompt + request.output_tokens >= 4096 && prompt + request.output_tokens <= 32768);
+      EXPECT_LE(prompt, published.most_ratio * request.output_tokens);
+      totals += prompt + request.output_tokens, outputs += request.output_tokens;
+    }
+    EXPECT_NEAR(totals / 4000, published.total, 0.03 * published.total);
+    EXPECT_NEAR(outputs / 4000, published.output, 0.03 * published.output);
+  }
+}
+
 // Those of RelayAttention's table 1, with the means of PagedAttention's figure 11.
 TEST(WorkloadTest, SingleTurnsHaveThePublishedMeansAndRanges) {
   WorkloadOptions options = Options(WorkloadKind::kShareGpt);
@@ -149,6 +174,77 @@ TEST(WorkloadTest, PublishedLengthsBehindASystemPrompt) {
     EXPECT_LE(request.prompt_ids.size() + static_cast<size_t>(request.output_tokens), 4096);
   options.max_context = 512;
   EXPECT_THAT(MakeWorkload(options).status().message(), HasSubstr("hardly a request has 0 tokens or less"));
+}
+
+TEST(WorkloadTest, SelfConsistencyHasGsm8ksLengths) {
+  WorkloadOptions options = Options(WorkloadKind::kGsm8k);
+  std::vector<WorkloadRequest> requests = Made(options).points[0].requests;
+  ASSERT_EQ(requests.size(), 1319);
+  double problems = 0, outputs = 0;
+  for (const WorkloadRequest& request : requests) {
+    EXPECT_EQ(request.samples, 40);
+    const size_t problem = request.prompt_ids.size() - 756;
+    EXPECT_TRUE(problem >= 28 && problem <= 195 && request.output_tokens >= 29 && request.output_tokens <= 311);
+    problems += static_cast<double>(problem), outputs += request.output_tokens;
+  }
+  EXPECT_NEAR(problems / 1319, 72.4, 0.04 * 72.4);  // the means of the test split
+  EXPECT_NEAR(outputs / 1319, 101.7, 0.04 * 101.7);
+  options.requests = 4, options.shots = 2;
+  requests = Made(options).points[0].requests;
+  EXPECT_EQ(CommonPrefixes(requests), (std::map<size_t, int>{{189, 6}}));
+  options.shots = 9;
+  EXPECT_THAT(MakeWorkload(options).status().message(), HasSubstr("--shots is 9, and gsm8k has 8"));
+}
+
+TEST(WorkloadTest, MmluHasRelaysRangesAndTheSplitsQuestions) {
+  WorkloadOptions options = Options(WorkloadKind::kMmlu);
+  const std::vector<WorkloadRequest> requests = Made(options).points[0].requests;
+  ASSERT_EQ(requests.size(), 14042);
+  // A subject's questions stand together and share its examples; no others do.
+  std::vector<std::span<const WorkloadRequest>> subjects;
+  for (size_t begin = 0, i = 1; i <= requests.size(); ++i) {
+    if (i < requests.size() && Common(requests[begin], requests[i]) > 0) continue;
+    subjects.emplace_back(&requests[begin], i - begin);
+    begin = i;
+  }
+  ASSERT_EQ(subjects.size(), 57);
+  double questions = 0;
+  size_t shortest = 1 << 20, longest = 0;
+  for (const std::span<const WorkloadRequest> subject : subjects) {
+    const size_t examples = Common(subject[0], subject[1]);
+    EXPECT_EQ(Common(subject[0], subject.back()), examples);
+    shortest = std::min(shortest, examples), longest = std::max(longest, examples);
+    for (const WorkloadRequest& request : subject) {
+      const size_t question = request.prompt_ids.size() - examples;
+      EXPECT_TRUE(question >= 55 && question <= 1219);
+      EXPECT_EQ(request.output_tokens, 32);
+      questions += static_cast<double>(question);
+    }
+  }
+  // RelayAttention's table 1 has 379 to 2,895; the mean is that of the split.
+  EXPECT_NEAR(static_cast<double>(shortest), 379, 5);
+  EXPECT_NEAR(static_cast<double>(longest), 2895, 5);
+  EXPECT_NEAR(questions / 14042, 151.3, 0.03 * 151.3);
+
+  options.groups = 3, options.requests = 5, options.shots = 1;
+  const std::vector<WorkloadRequest> few = Made(options).points[0].requests;
+  ASSERT_EQ(few.size(), 15);
+  EXPECT_EQ(Common(few[0], few[4]), 17 + (455 - 17) / 5);  // abstract algebra is the first subject
+  EXPECT_EQ(Common(few[4], few[5]), 0);
+  options.groups = 58;
+  EXPECT_THAT(MakeWorkload(options).status().message(), HasSubstr("--groups is 58, and mmlu has 57"));
+}
+
+TEST(WorkloadTest, SingleLevelHasEachProblemOnceASample) {
+  WorkloadOptions options = Options(WorkloadKind::kFewShot);
+  options.requests = 3, options.samples = 4, options.shared_tokens = 50, options.unique_tokens = 6, options.output_tokens = 7;
+  options.single_level = true;
+  const std::vector<WorkloadRequest> requests = Made(options).points[0].requests;
+  ASSERT_EQ(requests.size(), 12);
+  ExpectLengths(requests, 56, 7, 1);
+  EXPECT_EQ(CommonPrefixes(requests), (std::map<size_t, int>{{50, 66}}));
+  options.kind = WorkloadKind::kDocument, options.samples = {};
+  EXPECT_THAT(MakeWorkload(options).status().message(), HasSubstr("document has no --single-level"));
 }
 
 TEST(WorkloadTest, FewShotDocumentAndSampling) {
