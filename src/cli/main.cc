@@ -93,7 +93,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
   };
   CLI::App* const inspect =
       add_group("inspect", "Show what a model file holds, what the attention planner decides, or which kernels run");
-  CLI::App* const eval = add_group("eval", "Measure accuracy: perplexity, needles, multiple choice, code");
+  CLI::App* const eval = add_group("eval", "Measure accuracy: perplexity, needles, multiple choice, code, votes");
   CLI::App* const bench = add_group("bench", "Measure this machine");
   const Command others[] = {
       coppice::cli::AddInspectKernelsCommand(*inspect),

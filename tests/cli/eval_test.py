@@ -138,12 +138,25 @@ class EvalTest(unittest.TestCase):
             self.assertEqual([scores[name]["value"] for name in ("pass@1", "pass@3", "pass@top3", "programs out of time")], [0.5, 0.5, 0.5, 0])
         self.assertEqual(report["modes"]["store"]["items"], ["4/4", "0/4"])
 
+    def test_vote(self):
+        # Greedy samples are all one text, which repeats the list that it goes on with: the answer is known, and so is the vote.
+        count = "one, two, three, one, two, three, one, two,"
+        path = self.lines("problems", {"prompt": count, "answer": "three", "stop": ["."]}, {"prompt": count, "answer": "two", "stop": ["."]})
+        report, _ = evaluate("vote", path, "-n", 3, "--max-tokens", 1, "--temperature", 0, "--answer", "[a-z]+")
+        for scores in self.scores(report).values():
+            self.assertEqual([scores[name]["value"] for name in ("accuracy of the vote", "accuracy of a sample", "samples with an answer")], [0.5, 0.5, 1])
+        self.assertEqual(report["modes"]["store"]["items"], ["three (3)"] * 2)
+        report, _ = evaluate("vote", path, "-n", 2, "--max-tokens", 1, "--answer", "no such words", "--modes", "tree")
+        self.assertEqual(report["modes"]["tree"]["items"], ["", ""])
+        self.assertEqual([score["value"] for score in report["modes"]["tree"]["scores"]], [0, 0, 0])
+
     def test_errors(self):
         for args, words in ((["perplexity", self.write("empty", "")], "0 tokens"),
                             (["perplexity", self.write("a", TEXT), "--window", "8", "--context", "8"], "--context"),
                             (["choice", self.write("b", "{}")], "line 1"), (["code", self.write("c", "nope")], "line 1"),
                             (["choice", "/nonexistent"], "/nonexistent"), (["needle", "--depths", "2"], "--depths"),
-                            (["code", self.lines("d", {"prompt": "", "tests": ""}), "-n", "2", "--k", "3"], "--k")):
+                            (["code", self.lines("d", {"prompt": "", "tests": ""}), "-n", "2", "--k", "3"], "--k"),
+                            (["vote", self.lines("e", {"prompt": "", "answer": "1"}), "--answer", "("], "--answer")):
             done = coppice("eval", *args, "--model", MODEL)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
             self.assertIn(words, done.stderr)

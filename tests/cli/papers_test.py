@@ -90,6 +90,45 @@ class PapersTest(unittest.TestCase):
             with open(results, encoding="utf-8") as file:
                 self.assertEqual(len(file.readlines()), 3)
 
+    def test_accuracy(self):
+        """A report a task, with what was run; in deterministic mode all four sharing modes say the same."""
+        fetched = subprocess.run([str(ROOT / "scripts/fetch_model")], stdout=subprocess.PIPE, text=True, check=False)
+        if fetched.returncode != 0:
+            self.skipTest("the default model could not be fetched")
+        with tempfile.TemporaryDirectory() as folder:
+            env = {**os.environ, "COPPICE": os.path.abspath(COPPICE), "MODEL": fetched.stdout.strip(), "OUT": folder, "EXACT": "1", "LENGTHS": "96", "DEPTHS": "0,1", "REPEATS": "1"}
+            script = str(ROOT / "bench/papers/accuracy.sh")
+            done = subprocess.run([script, "needle"], env=env, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            (name,) = os.listdir(folder)
+            self.assertRegex(name, r"^[\d-]+_cpu_needle_smollm2[a-z0-9_]*_exact\.json$")
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                report = json.load(file)
+            self.assertEqual(list(report)[:3], ["measured", "eval", "model"])
+            self.assertEqual(set(report["measured"]), {"commit", "command", "driver"})
+            self.assertIn("--deterministic", report["measured"]["command"])
+            self.assertEqual([mode["items_unlike_first_mode"] for mode in report["modes"].values()], [0] * 4)
+            done = subprocess.run([script, "needles"], env=env, capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stderr), (2, "accuracy.sh: there is no needles; expected some of needle choice vote code\n"))
+
+    def test_questions(self):
+        """Files for coppice eval of data sets as their authors give them."""
+        with tempfile.TemporaryDirectory() as folder:
+            row = '"Which, of these?",one,two,three,four,{}\n'
+            for part in ("dev", "test"):
+                os.mkdir(os.path.join(folder, part))
+                pathlib.Path(folder, part, f"a_b_{part}.csv").write_text(row.format("A") + row.format("C") * 2, encoding="utf-8")
+            problems = pathlib.Path(folder, "problems.jsonl")
+            problems.write_text('{"question": "1 + 1? ", "answer": "1 + 1 = <<1+1=2>>2\\nTwo.\\n#### 2"}\n', encoding="utf-8")
+            made = lambda *args: [json.loads(line) for line in subprocess.run([str(ROOT / "bench/papers/questions.py"), *args], capture_output=True, text=True, check=True).stdout.splitlines()]
+            first, second = made("mmlu", folder, "--shots", "1", "--of-each", "2")
+            text = "Which, of these?\nA. one\nB. two\nC. three\nD. four\nAnswer:"
+            head = "The following are multiple choice questions (with answers) about a b.\n\n"
+            self.assertEqual(first, {"question": f"{head}{text} A\n\n{text}", "choices": [" A", " B", " C", " D"], "answer": 0})
+            self.assertEqual((second["question"], second["answer"]), (first["question"], 2))
+            (problem,) = made("gsm8k", str(problems), "--examples", str(problems), "--shots", "1")
+            self.assertEqual(problem, {"prompt": "Q: 1 + 1?\nA: 1 + 1 = 2 Two. The answer is 2.\n\nQ: 1 + 1?\nA:", "answer": "2", "stop": ["\nQ:", "\n\n"]})
+
     def test_a_figure_that_is_not_there(self):
         with tempfile.TemporaryDirectory() as folder:
             done = self.run_script("hydragen.sh", os.path.join(folder, "results.jsonl"), "table99")

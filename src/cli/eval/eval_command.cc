@@ -199,10 +199,35 @@ Command AddCode(CLI::App& eval) {
   });
 }
 
+Command AddVote(CLI::App& eval) {
+  const auto options = std::make_shared<Subcommand<VoteTask>>();
+  VoteTask& task = options->task;
+  CLI::App* command = eval.add_subcommand("vote", "Problems with a word or number as answer: the majority vote of n samples");
+  command->add_option("file", options->file, R"(Lines of {"prompt": "Q: ...", "answer": "18", "stop": ["\nQ:"]})")->required();
+  command->add_option("-n,--samples", task.samples, "Samples of each problem")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  command
+      ->add_option("--answer", task.pattern,
+                   "A sample's answer: the first group (or all) of the last match of this regex; commas do not count")
+      ->check(NotEmpty())
+      ->capture_default_str();
+  command->add_option("--max-tokens", task.max_tokens, "Tokens of a sample at most")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("-t,--temperature", task.temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--top-p", task.top_p, "Nucleus mass in (0, 1]")->capture_default_str();
+  AddParsed<uint64_t>(*command, "--seed", task.seed, ParseSeed, "Of the samples (default 1)");
+  return Finish<VoteTask>(*command, options, [](const std::string& text, VoteTask* task) -> Status {
+    COPPICE_ASSIGN_OR_RETURN(task->problems, ParseVoteProblems(text));
+    return OkStatus();
+  });
+}
+
 }  // namespace
 
 std::vector<Command> AddEvalCommands(CLI::App& eval) {
-  return {AddPerplexity(eval), AddNeedle(eval), AddChoice(eval), AddCode(eval)};
+  return {AddPerplexity(eval), AddNeedle(eval), AddChoice(eval), AddCode(eval), AddVote(eval)};
 }
 
 }  // namespace coppice::cli

@@ -61,15 +61,28 @@ struct CodeTask {
   double seconds = 5;         // of a program
   bool subprocesses = false;  // whether a program may start processes
 };
+struct VoteProblem {
+  std::string prompt, answer;
+  std::vector<std::string> stop;
+};
+struct VoteTask {
+  std::vector<VoteProblem> problems;
+  int32_t samples = 40, max_tokens = 256;
+  float temperature = 0.7f, top_p = 1.0f;
+  uint64_t seed = 1;
+  std::string pattern = R"(answer is \$?(-?[0-9][0-9,]*))";  // of ExtractAnswer
+};
 
 EvalTask MakeTask(PerplexityTask task);
 EvalTask MakeTask(NeedleTask task);
 EvalTask MakeTask(ChoiceTask task);
 EvalTask MakeTask(CodeTask task);
+EvalTask MakeTask(VoteTask task);
 
-// A line each, a JSON object: {"question", "choices", "answer": index} and {"prompt", "tests", "stop": [...]}. Errors name the
-// line.
+// A line each, a JSON object: {"question", "choices", "answer": index}, {"prompt", "tests", "stop": [...]} and {"prompt",
+// "answer": text, "stop": [...]}. Errors name the line.
 Result<std::vector<ChoiceQuestion>> ParseQuestions(const std::string& text);
 Result<std::vector<CodeProblem>> ParseProblems(const std::string& text);
+Result<std::vector<VoteProblem>> ParseVoteProblems(const std::string& text);
 
 }  // namespace coppice::cli

@@ -41,6 +41,8 @@ TEST(EvalFiles, WhatIsWrongIsNamedWithItsLine) {
   EXPECT_THAT(ParseProblems(R"({"prompt": "p"})").status().message(), HasSubstr("\"tests\""));
   EXPECT_THAT(ParseProblems(R"({"prompt": "p", "tests": "t", "stop": "s"})").status().message(), HasSubstr("\"stop\""));
   EXPECT_THAT(ParseProblems(R"({"prompt": "p", "tests": "t", "stop": ["s"]})")->front().stop, ElementsAre("s"));
+  EXPECT_THAT(ParseVoteProblems(R"({"prompt": "p", "answer": 3})").status().message(), HasSubstr("\"answer\""));
+  EXPECT_EQ(ParseVoteProblems(R"({"prompt": "p", "answer": "1,000"})")->front().answer, "1,000");
 }
 
 }  // namespace
