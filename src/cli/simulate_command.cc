@@ -186,6 +186,9 @@ void AddTraceOptions(CLI::App& command, SimulateOptions* options) {
   command.add_option("--turns", options->mix.turns, "--chats: turns of a conversation, in the mean")
       ->check(CLI::Range(1.0, 1000.0))
       ->capture_default_str();
+  command.add_option("--think-seconds", options->mix.think_seconds, "--chats: from an answer to the next turn, in the mean")
+      ->check(CLI::Range(1e-3, 1e6))
+      ->capture_default_str();
   command
       .add_option("--system-prompts", options->mix.system_prompts, "--chats: how many there are; of few most requests are (Zipf)")
       ->check(CLI::Range(1, 1 << 24))

@@ -87,7 +87,11 @@ void ListNodes(const Trace& trace, Tree& tree, std::vector<JobNode>* nodes) {
 class Batch {
  public:
   Batch(const Trace* trace, const AttentionTimes* attention)
-      : trace_(*trace), attention_(*attention), decoding_(attention->Nothing()), below_(trace->nodes().size()) {}
+      : trace_(*trace),
+        attention_(*attention),
+        decoding_(attention->Nothing()),
+        below_(trace->nodes().size()),
+        reads_(trace->nodes().size(), -1) {}
 
   // Tokens that its KV takes more when it is added, at the end of its answer.
   int64_t TokensOf(const TraceRequest& request) const {
@@ -97,10 +101,13 @@ class Batch {
     return tokens;
   }
   void Add(const TraceRequest& request) {
+    std::vector<AttentionTimes::PathNode> path;
     for (int32_t n = request.prompt; n != kNoNode; n = trace_.nodes()[n].parent) {
-      attention_.ChangeNode(trace_.nodes()[n].tokens, trace_.nodes()[n].end, below_[n], below_[n] + request.samples, &decoding_);
+      path.push_back({.tokens = trace_.nodes()[n].tokens, .end = trace_.nodes()[n].end, .samples = below_[n], .reads = &reads_[n]});
       below_[n] += request.samples;
     }
+    std::ranges::reverse(path);
+    attention_.ChangePath(path, request.samples, &decoding_);
     attention_.ChangeSamples(request.samples, trace_.prompt_tokens(request), &decoding_);
     samples_ += request.samples;
     own_tokens_ += int64_t{request.samples} * std::max(1, request.output_tokens / 2);
@@ -120,7 +127,7 @@ class Batch {
   const Trace& trace_;
   const AttentionTimes& attention_;
   AttentionTimes::Decoding decoding_;
-  std::vector<int32_t> below_;  // samples, by node
+  std::vector<int32_t> below_, reads_;  // by node: samples, and AttentionTimes::PathNode's
   int64_t samples_ = 0, own_tokens_ = 0;
 };
 
@@ -131,7 +138,9 @@ std::vector<BreakEven> BreakEvenOf(double shared, double own, const Costs& costs
   const double c = std::max(1.0, own);
   for (int32_t b = 1; b <= most; b *= 2) {
     AttentionTimes::Decoding decoding = costs.attention.Nothing();
-    costs.attention.ChangeNode(s, s, 0, b, &decoding);
+    int32_t reads = -1;
+    const AttentionTimes::PathNode node = {.tokens = s, .end = s, .samples = 0, .reads = &reads};
+    costs.attention.ChangePath(std::span(&node, 1), b, &decoding);
     costs.attention.ChangeSamples(b, s, &decoding);
     const AttentionStep attention = costs.attention.Step(decoding, std::llround(b * c), {});
     const double beside = costs.steps.Seconds({.decode = b});

@@ -149,11 +149,13 @@ double Replica::Sum(double AttentionStep::*what) const {
 
 void Replica::SetDecoding(const Running& running, bool decodes) {
   const int32_t change = decodes ? running.samples : -running.samples;
+  decode_path_.clear();
   for (const int32_t entry : running.path) {
     Entry& e = entries_[entry];
-    costs_.attention.ChangeNode(e.tokens, trace_.nodes()[e.node].end, e.decoding, e.decoding + change, &decoding_);
+    decode_path_.push_back({.tokens = e.tokens, .end = trace_.nodes()[e.node].end, .samples = e.decoding, .reads = &e.reads});
     e.decoding += change;
   }
+  costs_.attention.ChangePath(decode_path_, change, &decoding_);
   costs_.attention.ChangeSamples(change, trace_.prompt_tokens(RequestOf(running.request)), &decoding_);
   decode_rows_ += change;
 }
@@ -275,7 +277,8 @@ Replica::Admission Replica::TryAdmit(const Waiting& waiting) {
 void Replica::ComputeChunk(Running* running, int32_t* budget) {
   const int32_t count = std::min(running->target - running->computed, *budget);
   if (count <= 0) return;
-  chunks_.push_back({.tokens = count, .before = running->computed});
+  prompts_.chunks.push_back({.tokens = count, .before = running->computed});
+  chunk_of_.push_back(running - running_.data());
   running->computed += count;
   prefilling_tokens_ -= count;
   *budget -= count;
@@ -361,9 +364,44 @@ void Replica::PreemptNewest() {
 // Whether those that decode cannot take one more token each.
 bool Replica::IsShortOfRoom() { return options_.kv_tokens - used_tokens_ + listed_tokens_ < decode_rows_; }
 
+// Which nodes the step's chunks see together with samples that decode, or with each other.
+void Replica::FindSharedNodes() {
+  const auto for_each_seen = [&](size_t c, auto&& visit) {
+    for (const int32_t entry : running_[chunk_of_[c]].path) {
+      const int32_t end = trace_.nodes()[entries_[entry].node].end;
+      if (end > prompts_.chunks[c].before || !visit(end, &entries_[entry])) return;
+    }
+  };
+  for (size_t c = 0; c < chunk_of_.size(); ++c) for_each_seen(c, [](int32_t, Entry* e) { return ++e->chunks > 0; });
+  for (size_t c = 0; c < chunk_of_.size(); ++c) {
+    int32_t last = -1, last_end = 0;
+    for_each_seen(c, [&](int32_t end, Entry* e) {
+      if (e->decoding == 0 && e->chunks == 1) return false;
+      if (e->place < 0) {
+        e->place = static_cast<int32_t>(prompts_.nodes.size());
+        prompts_.nodes.push_back(
+            {.tokens = e->tokens, .end = end, .samples = e->decoding, .reads = e->reads, .parent = last, .chunks = {}});
+      }
+      last = e->place;
+      last_end = end;
+      return true;
+    });
+    if (last >= 0) prompts_.nodes[last].chunks.push_back(static_cast<int32_t>(c));
+    prompts_.chunks[c].alone = prompts_.chunks[c].before - last_end;
+  }
+  for (size_t c = 0; c < chunk_of_.size(); ++c) {
+    for_each_seen(c, [](int32_t, Entry* e) {
+      e->chunks = 0;
+      e->place = -1;
+      return true;
+    });
+  }
+}
+
 void Replica::PlanSteps(double now) {
+  FindSharedNodes();
   int32_t ended = 0, prompt_rows = 0;
-  for (const PromptChunk& chunk : chunks_) prompt_rows += chunk.tokens;
+  for (const PromptChunk& chunk : prompts_.chunks) prompt_rows += chunk.tokens;
   planned_ = std::numeric_limits<int64_t>::max();
   for (const Running& running : running_) {
     if (running.decodes) {
@@ -372,17 +410,17 @@ void Replica::PlanSteps(double now) {
       ++ended;
     }
   }
-  if (!chunks_.empty()) planned_ = 1;
+  if (!prompts_.chunks.empty()) planned_ = 1;
   if (decode_rows_ > 0) planned_ = std::min<int64_t>(planned_, (options_.kv_tokens - used_tokens_ + listed_tokens_) / decode_rows_);
   planned_ = std::max<int64_t>(planned_, 1);
   const StepRows rows{.prompt = prompt_rows, .decode = decode_rows_, .ended = ended};
   const double beside = costs_.steps.Seconds(rows);
   // The k-th step's samples have k tokens more each; reads grow evenly but where the roofline bends.
-  first_ = costs_.attention.Step(decoding_, own_tokens_ + decode_rows_, chunks_);
+  first_ = costs_.attention.Step(decoding_, own_tokens_ + decode_rows_, prompts_);
   first_.seconds += beside;
   growth_ = {};
   if (planned_ > 1) {
-    const AttentionStep last = costs_.attention.Step(decoding_, own_tokens_ + decode_rows_ * planned_, chunks_);
+    const AttentionStep last = costs_.attention.Step(decoding_, own_tokens_ + decode_rows_ * planned_, prompts_);
     const auto steps = static_cast<double>(planned_ - 1);
     growth_ = {.seconds = std::max(0.0, last.seconds + beside - first_.seconds) / steps,
                .bytes_read = (last.bytes_read - first_.bytes_read) / steps,
@@ -393,7 +431,8 @@ void Replica::PlanSteps(double now) {
 }
 
 void Replica::Plan(double now) {
-  chunks_.clear();
+  prompts_ = {};
+  chunk_of_.clear();
   while (decode_rows_ > 0 && IsShortOfRoom()) PreemptNewest();
   const int32_t left = std::max(0, options_.max_batch_tokens - decode_rows_);
   int32_t budget = options_.chunk > 0 ? std::min(left, options_.chunk) : left;
