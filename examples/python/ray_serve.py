@@ -3,9 +3,9 @@
     pip install 'coppice-llm' 'ray[serve]'
     serve run examples.python.ray_serve:app model=/models/model.gguf      # from the repository's root; then http://127.0.0.1:8000/v1/...
 
-What Ray Serve gives: replicas, their number, restarts of those that fail, and routing by a name that a request bears (model multiplexing: a request goes
-to a replica that has had its name, unless that one has `max_ongoing_requests` already). The name here is a hash of how the prompt begins, so
-that a prompt's KV is in the cache of the replica that it comes to.
+What Ray Serve gives: replicas, their number, restarts of those that fail, and the interface of request routers. The router here is
+coppice_llm.ray_router's: requests whose prompts begin alike go to one replica, so that the KV is in its cache, unless that one has `bound` times the
+requests of all in the mean. Answers say in the header x-replica where they come from.
 """
 
 import hashlib
@@ -17,13 +17,14 @@ import aiohttp
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from coppice_llm.__main__ import PROGRAM
 
 # Of a prompt, that its name is a hash of: characters of a text or of messages as JSON, or tokens. Long enough to tell system prompts
 # apart, and shorter than these are.
 BEGINNING = 512
-NAMES = 10000  # that a replica is known for; the ones that were asked for longest ago go first
+MOST_REQUESTS = 256  # of a replica at once; others wait before it
 NOT_PASSED_ON = {"host", "content-length", "transfer-encoding", "connection"}
 
 routes = FastAPI()
@@ -64,18 +65,13 @@ class Engine:
         self._process.send_signal(signal.SIGTERM)  # answers what it has begun
         self._process.wait()
 
-    @serve.multiplexed(max_num_models_per_replica=NAMES)
-    async def _note(self, name):
-        return name
-
     async def answer(self, method, target, headers, body):
         """Status and headers, then the answer piece by piece as it comes."""
-        if name := serve.get_multiplexed_model_id():
-            await self._note(name)
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         async with self._session.request(method, self._url + target, headers=headers, data=body) as response:
-            yield response.status, {name: value for name, value in response.headers.items() if name.lower() not in NOT_PASSED_ON}
+            passed_on = {name: value for name, value in response.headers.items() if name.lower() not in NOT_PASSED_ON}
+            yield response.status, passed_on | {"x-replica": serve.get_replica_context().replica_id.unique_id}
             async for piece in response.content.iter_any():
                 yield piece
 
@@ -101,12 +97,16 @@ class Api:
 
 
 def app(arguments):
-    """`arguments` of `serve run`: model; replicas, at least and at most, as "1-8"; cpus and gpus of each; options of `coppice serve`, separated by
-    spaces."""
+    """`arguments` of `serve run`: model; replicas, at least and at most, as "1-8"; cpus and gpus of each; bound, of a replica's requests over the
+    mean; target, the requests of a replica in the mean that it takes another one for; upscale_delay and downscale_delay, the seconds that
+    it takes; options of `coppice serve`, separated by spaces."""
     least, _, most = arguments.get("replicas", "1-8").partition("-")
     cpus = int(arguments.get("cpus", 1))
     resources = {"num_cpus": cpus, "num_gpus": float(arguments.get("gpus", 0))}
-    engines = Engine.options(max_ongoing_requests=32, ray_actor_options=resources,
-                             autoscaling_config={"min_replicas": int(least), "max_replicas": int(most or least), "target_ongoing_requests": 16})
+    delays = {f"{name}_s": float(arguments[name]) for name in ("upscale_delay", "downscale_delay") if name in arguments}
+    scaling = {"min_replicas": int(least), "max_replicas": int(most or least), "target_ongoing_requests": float(arguments.get("target", 16)), **delays}
+    router = RequestRouterConfig(request_router_class="coppice_llm.ray_router.PrefixRouter",
+                                 request_router_kwargs={"bound": float(arguments.get("bound", 1.25))})
+    engines = Engine.options(max_ongoing_requests=MOST_REQUESTS, ray_actor_options=resources, request_router_config=router, autoscaling_config=scaling)
     api = Api.options(max_ongoing_requests=10000, ray_actor_options={"num_cpus": 0})
     return api.bind(engines.bind(arguments["model"], ["--threads", str(cpus), *arguments.get("options", "").split()]))
