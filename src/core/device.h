@@ -79,6 +79,8 @@ class Device {
   virtual std::string name() const = 0;        // "NVIDIA H200"
   virtual Executor* executor() const = 0;      // null unless a CPU
   virtual int compute_capability() const = 0;  // 90 for Hopper; 0 for a CPU
+  // Makes it the calling thread's device, for libraries that take that one. Calls of this class need it not.
+  virtual Status MakeCurrent() { return OkStatus(); }
 
   struct MemoryInfo {
     int64_t total_bytes = 0, free_bytes = 0;
@@ -112,6 +114,8 @@ class Device {
   // The host waits.
   virtual Status Synchronize(const Event& event) = 0;
   virtual Status Synchronize(Stream stream) = 0;
+  // Whether what the event recorded last is done; nothing waits.
+  virtual Result<bool> IsDone(const Event& event) = 0;
   // From what `begin` recorded last to what `end` did, both timed and done.
   virtual Result<double> SecondsBetween(const Event& begin, const Event& end) = 0;
 

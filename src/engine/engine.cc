@@ -103,6 +103,7 @@ class EngineImpl final : public Engine {
   Status SavePrefix(const std::string& name, const std::string& path) override;
   Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) override;
   Result<WeightVersion> UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) override;
+  Status CheckUpdate(std::span<const WeightTensor> tensors) const override;
   Result<std::vector<WeightInfo>> Weights() override;
   Result<int32_t> DropCache() override;
   Status Pause(const PauseOptions& options) override;
@@ -447,6 +448,13 @@ Result<WeightVersion> EngineImpl::UpdateWeights(std::span<const WeightTensor> te
           return lifecycle_.CheckPart(options.part);
         },
         [&] { return ReplaceWeights(source.get(), options.label, options.part); });
+  });
+}
+
+Status EngineImpl::CheckUpdate(std::span<const WeightTensor> tensors) const {
+  return CatchExhaustion("checking weights", [&]() -> Status {
+    COPPICE_ASSIGN_OR_RETURN(TensorMap map, TensorMapOf(tensors));
+    return runner_.PrepareUpdate(std::move(map)).status();
   });
 }
 

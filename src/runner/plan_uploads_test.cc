@@ -51,6 +51,7 @@ class LoggingDevice final : public Device {
   Status Wait(Stream stream, const Event& event) override { return Note(stream, "waits for ", event); }
   Status Synchronize(const Event&) override { return OkStatus(); }
   Status Synchronize(Stream) override { return OkStatus(); }
+  Result<bool> IsDone(const Event&) override { return true; }
   Result<double> SecondsBetween(const Event&, const Event&) override { return 0.0; }
   Status BeginCapture(Stream) override { return Unimplemented("no graphs"); }
   Result<std::unique_ptr<Graph>> EndCapture(Stream) override { return Unimplemented("no graphs"); }

@@ -66,6 +66,7 @@ class CudaDevice final : public Device {
   std::string name() const override { return name_; }
   Executor* executor() const override { return nullptr; }
   int compute_capability() const override { return compute_capability_; }
+  Status MakeCurrent() override { return CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"); }
 
   Result<MemoryInfo> GetMemoryInfo() const override {
     const DeviceGuard guard(ordinal_);
@@ -150,6 +151,16 @@ class CudaDevice final : public Device {
   Status Synchronize(Stream stream) override {
     const DeviceGuard guard(ordinal_);
     return CudaStatus(cudaStreamSynchronize(Of(stream)), "waiting for a stream of the device");
+  }
+  Result<bool> IsDone(const Event& event) override {
+    const DeviceGuard guard(ordinal_);
+    const cudaError_t error = cudaEventQuery(static_cast<const CudaEvent&>(event).get());
+    if (error == cudaErrorNotReady) {
+      cudaGetLastError();  // it counts as an error
+      return false;
+    }
+    COPPICE_RETURN_IF_ERROR(CudaStatus(error, "cudaEventQuery"));
+    return true;
   }
   Result<double> SecondsBetween(const Event& begin, const Event& end) override {
     const DeviceGuard guard(ordinal_);
