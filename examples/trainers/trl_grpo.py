@@ -8,6 +8,12 @@ run on one machine. As a program it trains a model for a synthetic task, to answ
     coppice serve --trainer --model MODEL --dtype f32 --port 8000
     python trl_grpo.py --model MODEL --server http://127.0.0.1:8000
 
+With --nccl TRL's own client does it, unchanged: weights are broadcast by NCCL from this program's GPU to the server's, which is another one. That
+takes vLLM installed beside TRL, and the same version of NCCL on both sides:
+
+    CUDA_VISIBLE_DEVICES=0 LD_LIBRARY_PATH=SITE_PACKAGES/nvidia/nccl/lib coppice serve --trainer --model MODEL --device cuda --port 8000
+    CUDA_VISIBLE_DEVICES=1 python trl_grpo.py --model MODEL --server http://127.0.0.1:8000 --nccl
+
 MODEL is a Hugging Face folder. In a program of your own, call use_coppice() before you make the trainer, with use_vllm=True,
 vllm_mode="server" and vllm_server_base_url in its GRPOConfig. docs/trainers.md describes the server's side.
 """
@@ -104,12 +110,13 @@ def use_coppice(client=CoppiceClient):
 
 
 def train(model, tokenizer, server, prompts, reward, steps=20, output="grpo", client=CoppiceClient, **config):
-    """A GRPOTrainer that has trained. `reward(completion_ids=..., **others)` gives a number a completion; `client`: of use_coppice; `config`: of
-    GRPOConfig."""
+    """A GRPOTrainer that has trained. `reward(completion_ids=..., **others)` gives a number a completion; `client`: of use_coppice, or None for TRL's
+    own; `config`: of GRPOConfig."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    use_coppice(client)
+    if client is not None:
+        use_coppice(client)
     settings = {
         "per_device_train_batch_size": 16,
         "num_generations": 8,
@@ -137,6 +144,7 @@ def main():
     parser.add_argument("--model", required=True, help="Hugging Face folder, the one that the server was started with")
     parser.add_argument("--server", default="http://127.0.0.1:8000")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--nccl", action="store_true", help="TRL's own client: weights by NCCL, between two GPUs; it needs vLLM installed")
     parser.add_argument("--token", default=" the", help="text whose first token is what completions are rewarded for")
     arguments = parser.parse_args()
 
@@ -151,7 +159,7 @@ def main():
         return [ids.count(wanted) / len(ids) for ids in completion_ids]
 
     prompts = ["Once upon a time", "The weather today", "A list of words:", "In the morning"] * 16
-    trainer = train(model, tokenizer, arguments.server, prompts, reward, arguments.steps, learning_rate=1e-5)
+    trainer = train(model, tokenizer, arguments.server, prompts, reward, arguments.steps, client=None if arguments.nccl else CoppiceClient, learning_rate=1e-5)
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     print(f"reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}")
 

@@ -31,6 +31,7 @@
 #include "core/check.h"
 #include "core/file.h"
 #include "engine/engine_parts.h"
+#include "engine/open_device.h"
 #include "grammar/fork_server.h"
 #include "grammar/grammar_compiler.h"
 #include "hub/model_store.h"
@@ -147,7 +148,9 @@ Result<ExitCode> Serve(ServeOptions options) {
   service_options.world_size = static_cast<int32_t>(1 + std::ranges::count(options.engine.device, ','));
   if (options.trainer) {
     const auto patience = std::chrono::milliseconds(std::llround(1000 * options.trainer_timeout));
-    service_options.trainer = {.model_path = options.engine.model_path, .patience = patience};
+    service_options.trainer = {.model_path = options.engine.model_path,
+                               .patience = patience,
+                               .open_device = [engine = options.engine] { return OpenDevice(engine, /*executor=*/nullptr); }};
   }
   service_options.max_waiting = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,

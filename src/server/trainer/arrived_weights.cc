@@ -70,6 +70,13 @@ Result<ArrivedWeights> ArrivedWeights::Map(const WeightMessage& message, const I
   return arrived;
 }
 
+ArrivedWeights ArrivedWeights::Lend(std::span<const WeightTensor> tensors, Device* device) {
+  ArrivedWeights arrived;
+  arrived.tensors_.assign(tensors.begin(), tensors.end());
+  arrived.device_ = device;
+  return arrived;
+}
+
 Result<ArrivedWeights> ArrivedWeights::CopySegment(const WeightMessage& message, const std::string& name, Buffer memory) {
   const std::string path = std::string(kSegments) + name;
   COPPICE_ASSIGN_OR_RETURN(const RegularFile segment, OpenRegularFile(path, Links::kRefused));
@@ -117,6 +124,11 @@ Result<std::string> ArrivedWeights::ChecksumOf(const WeightTensor& tensor) const
   if (mapped_) {
     COPPICE_ASSIGN_OR_RETURN(copy, Buffer::Allocate(bytes));
     COPPICE_RETURN_IF_ERROR(mapped_->CopyToHost(static_cast<size_t>(data - mapped_->data().data()), copy.Span<std::byte>()));
+    data = copy.data();
+  } else if (device_ != nullptr) {
+    COPPICE_ASSIGN_OR_RETURN(copy, Buffer::Allocate(bytes));
+    COPPICE_RETURN_IF_ERROR(device_->Copy(copy.data(), data, bytes, nullptr));
+    COPPICE_RETURN_IF_ERROR(device_->Synchronize(Stream{nullptr}));
     data = copy.data();
   }
   std::array<unsigned char, SHA256_DIGEST_LENGTH> hash;

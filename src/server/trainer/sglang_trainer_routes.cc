@@ -54,11 +54,13 @@ TrainerAnswer UpdateFromDisk(TrainerContext& context, const TrainerFields& field
 }
 
 TrainerAnswer InitGroup(TrainerContext&, const TrainerFields& fields) {
-  COPPICE_RETURN_IF_ERROR(CheckTransfer(fields.all()));
+  COPPICE_RETURN_IF_ERROR(RefuseSglangGroup(fields.all()));
+  COPPICE_RETURN_IF_ERROR(ReadTransfer(fields.all()).status());
   return Success("weights come by shared memory or CUDA IPC");
 }
 
 TrainerAnswer UpdateFromMessage(TrainerContext& context, const TrainerFields& fields) {
+  COPPICE_RETURN_IF_ERROR(RefuseSglangGroup(fields.all()));
   COPPICE_RETURN_IF_ERROR(BringWeights(context, fields.all(), fields));
   return Success("Succeeded to update parameters online.");
 }

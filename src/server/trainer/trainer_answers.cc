@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/check.h"
@@ -30,6 +31,8 @@ Status BringWeights(TrainerContext& context, const json& info, const TrainerFiel
   COPPICE_ASSIGN_OR_RETURN(const PauseMode mode, fields.Mode(PauseMode::kWait));
   COPPICE_ASSIGN_OR_RETURN(const std::string label, fields.Text("weight_version"));
   COPPICE_ASSIGN_OR_RETURN(const WeightMessage message, ReadWeightMessage(info));
+  if (const auto* const broadcast = std::get_if<BroadcastSource>(&message.source))
+    return context.control().Receive(message, *broadcast, mode, label);
   COPPICE_ASSIGN_OR_RETURN(ArrivedWeights weights, ArrivedWeights::Read(message, context.control().TakeMemory()));
   const Status brought = context.control().Bring(weights, mode, label, message.checksum);
   context.control().KeepMemory(std::move(weights).TakeMemory());

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "core/check.h"
 
@@ -38,6 +39,7 @@ void TrainerControl::Post(std::function<void()> work) {
 }
 
 void TrainerControl::Drain(const Status& why) {
+  waits_.request_stop();
   if (engine_.Load().state != EngineState::kRunning) calls_.FailAll(why);
 }
 
@@ -47,6 +49,7 @@ void TrainerControl::Join() {
     ended_ = true;
     work_.clear();
   }
+  waits_.request_stop();
   thread_.request_stop();
   if (thread_.joinable()) thread_.join();
 }
@@ -195,6 +198,54 @@ Status TrainerControl::Bring(const ArrivedWeights& weights, PauseMode mode, cons
     GiveUp(brought.message());
   }
   return brought;
+}
+
+Status TrainerControl::JoinGroup(const GroupInfo& info) {
+  group_.reset();
+  EndCall();
+  if (!options_.open_device) return Unimplemented("this server receives no weights by NCCL: send them by shared memory");
+  COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, options_.open_device());
+  COPPICE_ASSIGN_OR_RETURN(
+      group_, TrainerGroup::Join(info, std::move(device), {.patience = options_.patience, .stop = waits_.get_token()}));
+  EndCall();
+  spdlog::info("rank {} of {} in the group of {}:{} for weights", info.rank, info.size, info.address, info.port);
+  return OkStatus();
+}
+
+Status TrainerControl::CheckTensors(std::span<const SegmentTensor> tensors, DeviceKind kind) const {
+  static constexpr std::byte kNothing{};  // stands for bytes that are not read
+  std::vector<WeightTensor> announced;
+  for (const SegmentTensor& tensor : tensors)
+    announced.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .data = &kNothing, .device = kind});
+  return engine_.CheckUpdate(announced);
+}
+
+Status TrainerControl::Receive(const WeightMessage& message, const BroadcastSource& form, PauseMode mode,
+                               const std::string& label) {
+  EndCall();
+  if (group_ == nullptr)
+    return FailedPrecondition("there is no group to receive weights from: make one with /init_weight_transfer_engine");
+  const Status received = [&]() -> Status {
+    if (!update_ && update_state_ == UpdateState::kGivenUp)
+      return FailedPrecondition("the update was given up: begin anew with /start_weight_update, and bring all weights");
+    COPPICE_RETURN_IF_ERROR(CheckTensors(message.tensors, group_->device_kind()));
+    if (update_) return ReceiveParts(message, form);
+    COPPICE_RETURN_IF_ERROR(Start(mode, label));
+    COPPICE_RETURN_IF_ERROR(ReceiveParts(message, form));
+    return Finish(label);
+  }();
+  // What the trainer sends now, or has sent, is no longer what is expected next.
+  if (!received.ok()) group_.reset();
+  return received;
+}
+
+Status TrainerControl::ReceiveParts(const WeightMessage& message, const BroadcastSource& form) {
+  const Status received = group_->Receive(message.tensors, form, [&](std::span<const WeightTensor> tensors, Device* device) {
+    return Bring(ArrivedWeights::Lend(tensors, device), PauseMode::kKeep, /*label=*/{}, message.checksum);
+  });
+  EndCall();
+  if (!received.ok() && update_) GiveUp(received.message());
+  return received;
 }
 
 Status TrainerControl::BringWhole(const ArrivedWeights& weights, PauseMode mode, const std::string& label) {

@@ -10,8 +10,11 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -19,8 +22,11 @@
 
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
+#include "core/device.h"
 #include "server/active_calls.h"
 #include "server/trainer/arrived_weights.h"
+#include "server/trainer/trainer_group.h"
+#include "server/trainer/weight_message.h"
 #include "server/weight_labels.h"
 
 namespace coppice::server {
@@ -46,6 +52,8 @@ class TrainerControl {
     std::string model_path;  // that the engine was loaded from
     // An open update whose next part has not come for so long is given up.
     std::chrono::milliseconds patience{60'000};
+    // Opens the engine's device once more, for weights that a trainer broadcasts. Empty: they are refused.
+    std::function<Result<std::unique_ptr<Device>>()> open_device = {};
   };
   // The first three outlive it; another thread steps the engine.
   TrainerControl(Engine* engine, const ActiveCalls* calls, WeightLabels* labels, Options options);
@@ -56,7 +64,7 @@ class TrainerControl {
   // Does the work after what was posted before, on the control's thread. After Join it is dropped. Thread-safe, as those below.
   void Post(std::function<void()> work);
   UpdateState update_state() const { return update_state_; }
-  // The server ends: generations that a paused engine keeps are failed with `why`.
+  // The server ends: generations that a paused engine keeps are failed with `why`, and no trainer is waited for.
   void Drain(const Status& why);
   // Ends the thread, after the work that runs. The engine must be stepped meanwhile.
   void Join();
@@ -78,6 +86,13 @@ class TrainerControl {
   // Brings weights: a part of the open update, or without one an update of its own. INVALID_ARGUMENT, UNIMPLEMENTED and
   // FAILED_PRECONDITION change nothing.
   Status Bring(const ArrivedWeights& weights, PauseMode mode, const std::string& label, bool with_checksums);
+  // Makes a group with a trainer for what it broadcasts, in place of an earlier one. Errors as TrainerGroup::Join and of the
+  // device.
+  Status JoinGroup(const GroupInfo& info);
+  // Receives tensors of the group, and brings them as Bring does, a part of them at a time: none before all of them have the names,
+  // shapes and dtypes of weights. After an error there is no group. FAILED_PRECONDITION: there was none. An error on the way gives
+  // the update up.
+  Status Receive(const WeightMessage& message, const BroadcastSource& form, PauseMode mode, const std::string& label);
   // Brings a whole model, and ends what an update left.
   Status BringWhole(const ArrivedWeights& weights, PauseMode mode, const std::string& label);
   // Ends the open update; the engine goes on if Start paused it. FAILED_PRECONDITION: there is none, or weights are missing.
@@ -103,6 +118,9 @@ class TrainerControl {
   Status CheckNoneOpen() const;
   void EndCall();  // of an open update
   void GiveUp(std::string_view why);
+  Status CheckTensors(std::span<const SegmentTensor> tensors, DeviceKind kind) const;
+  // Of an open update.
+  Status ReceiveParts(const WeightMessage& message, const BroadcastSource& form);
   // After weights have come: whether any are missing still.
   Status NoteWhole(bool resumes);
   bool AnyMissing();
@@ -116,6 +134,7 @@ class TrainerControl {
   WeightLabels& labels_;
   const Options options_;
   std::atomic<UpdateState> update_state_{UpdateState::kNone};
+  std::stop_source waits_;  // for trainers
 
   // The control's thread alone.
   std::optional<Update> update_;
@@ -123,6 +142,7 @@ class TrainerControl {
   bool is_of_file_ = true;  // no update has come since the model's file was read
   bool is_half_ = false;    // weights are missing
   Buffer memory_;
+  std::unique_ptr<TrainerGroup> group_;           // null: none was made, or it has ended
   std::map<std::string, std::string> checksums_;  // of weights that updates brought
 
   mutable std::mutex mutex_;  // guards what follows

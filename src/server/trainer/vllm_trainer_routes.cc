@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -73,8 +74,16 @@ TrainerAnswer ListWeights(TrainerContext& context, const TrainerFields&) {
       {"weight_version", context.labels().Now()}, {"dtypes", {"float32", "bfloat16", "float16"}}, {"weights", std::move(list)}};
 }
 
-TrainerAnswer InitTransfer(TrainerContext&, const TrainerFields& fields) {
-  if (const json* const info = fields.Find("init_info"); info != nullptr) COPPICE_RETURN_IF_ERROR(CheckTransfer(*info));
+TrainerAnswer InitTransfer(TrainerContext& context, const TrainerFields& fields) {
+  if (const json* const info = fields.Find("init_info"); info != nullptr) {
+    COPPICE_ASSIGN_OR_RETURN(const std::optional<GroupInfo> group, ReadTransfer(*info));
+    if (group && context.facts().world_size > 1)
+      return Unimplemented(
+          fmt::format("weights by NCCL are received by a model on one device, and this one is divided among {} ranks: send them by "
+                      "shared memory (docs/trainers.md)",
+                      context.facts().world_size));
+    if (group) COPPICE_RETURN_IF_ERROR(context.control().JoinGroup(*group));
+  }
   return ordered_json{{"message", "Weight transfer initialized"}};
 }
 

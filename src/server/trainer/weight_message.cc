@@ -5,6 +5,7 @@
 
 #include <array>
 #include <charconv>
+#include <cstdint>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -65,12 +66,6 @@ Result<Transport> TransportOf(const json& info) {
   return is_nccl ? Transport::kNccl : Transport::kSharedMemory;
 }
 
-Status TellNoNccl() {
-  return Unimplemented(
-      "weights by NCCL broadcast are not received by this server: send them by shared memory (docs/trainers.md), or with "
-      "/update_weights_from_disk");
-}
-
 std::optional<DType> DTypeOf(const json& value) {
   if (!value.is_string()) return std::nullopt;
   std::string_view name = value.get_ref<const std::string&>();
@@ -81,28 +76,37 @@ std::optional<DType> DTypeOf(const json& value) {
   return std::nullopt;
 }
 
+// Dtype and shape of a tensor, which `value` says under the names of the fields, and so its bytes.
+Status ReadForm(const json* dtype, std::string_view dtype_field, const json* shape, std::string_view shape_field,
+                SegmentTensor* tensor) {
+  const std::optional<DType> known = dtype != nullptr ? DTypeOf(*dtype) : std::nullopt;
+  if (!known) return Wrong(dtype_field, dtype, "float32, bfloat16 or float16");
+  tensor->dtype = *known;
+  if (shape == nullptr || !shape->is_array() || shape->empty() || shape->size() > kMostDimensions)
+    return Wrong(shape_field, shape, "a list of 1 to 8 sizes, outermost dimension first");
+  tensor->bytes = static_cast<int64_t>(SizeOf(tensor->dtype));
+  for (const json& size : *shape) {
+    if (!size.is_number_integer() || size.get<int64_t>() < 1 ||
+        __builtin_mul_overflow(tensor->bytes, size.get<int64_t>(), &tensor->bytes))
+      return Wrong(shape_field, shape, "sizes of at least 1 whose product fits into memory");
+    tensor->shape.push_back(size.get<int64_t>());
+  }
+  return OkStatus();
+}
+
+Status ReadName(const json* name, std::string_view field, SegmentTensor* tensor) {
+  if (name == nullptr || !name->is_string() || name->get_ref<const std::string&>().empty())
+    return Wrong(field, name, "a tensor's name");
+  tensor->name = name->get<std::string>();
+  return OkStatus();
+}
+
 Result<SegmentTensor> ReadTensor(const json& value, size_t index) {
   const auto field = [&](std::string_view name) { return fmt::format("tensors[{}].{}", index, name); };
   if (!value.is_object()) return Wrong(fmt::format("tensors[{}]", index), &value, "an object with name, dtype, shape and offset");
   SegmentTensor tensor;
-  const json* const name = Find(value, "name");
-  if (name == nullptr || !name->is_string() || name->get_ref<const std::string&>().empty())
-    return Wrong(field("name"), name, "a tensor's name");
-  tensor.name = name->get<std::string>();
-  const json* const dtype = Find(value, "dtype");
-  const std::optional<DType> known = dtype != nullptr ? DTypeOf(*dtype) : std::nullopt;
-  if (!known) return Wrong(field("dtype"), dtype, "float32, bfloat16 or float16");
-  tensor.dtype = *known;
-  const json* const shape = Find(value, "shape");
-  if (shape == nullptr || !shape->is_array() || shape->empty() || shape->size() > kMostDimensions)
-    return Wrong(field("shape"), shape, "a list of 1 to 8 sizes, outermost dimension first");
-  tensor.bytes = static_cast<int64_t>(SizeOf(tensor.dtype));
-  for (const json& size : *shape) {
-    if (!size.is_number_integer() || size.get<int64_t>() < 1 ||
-        __builtin_mul_overflow(tensor.bytes, size.get<int64_t>(), &tensor.bytes))
-      return Wrong(field("shape"), shape, "sizes of at least 1 whose product fits into memory");
-    tensor.shape.push_back(size.get<int64_t>());
-  }
+  COPPICE_RETURN_IF_ERROR(ReadName(Find(value, "name"), field("name"), &tensor));
+  COPPICE_RETURN_IF_ERROR(ReadForm(Find(value, "dtype"), field("dtype"), Find(value, "shape"), field("shape"), &tensor));
   const json* const offset = Find(value, "offset");
   int64_t end = 0;
   if (offset == nullptr || !offset->is_number_integer() || offset->get<int64_t>() < 0 ||
@@ -172,15 +176,76 @@ Result<IpcSource> ReadIpcSource(const json& info) {
   return source;
 }
 
+// Of lists by tensor: names, dtype_names and shapes.
+Result<std::vector<SegmentTensor>> ReadBroadcastTensors(const json& info) {
+  const auto list_of = [&](std::string_view field, size_t size) -> Result<const json*> {
+    const json* const list = Find(info, field);
+    if (list == nullptr || !list->is_array() || list->empty()) return Wrong(field, list, "a list with an entry for each tensor");
+    if (size != 0 && list->size() != size)
+      return InvalidArgument(fmt::format("{} has {} entries, expected {}, one for each of names", field, list->size(), size));
+    return list;
+  };
+  COPPICE_ASSIGN_OR_RETURN(const json* const names, list_of("names", 0));
+  COPPICE_ASSIGN_OR_RETURN(const json* const dtypes, list_of("dtype_names", names->size()));
+  COPPICE_ASSIGN_OR_RETURN(const json* const shapes, list_of("shapes", names->size()));
+  std::vector<SegmentTensor> tensors(names->size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    COPPICE_RETURN_IF_ERROR(ReadName(&(*names)[i], fmt::format("names[{}]", i), &tensors[i]));
+    COPPICE_RETURN_IF_ERROR(
+        ReadForm(&(*dtypes)[i], fmt::format("dtype_names[{}]", i), &(*shapes)[i], fmt::format("shapes[{}]", i), &tensors[i]));
+  }
+  return tensors;
+}
+
+Result<BroadcastSource> ReadBroadcastSource(const json& info) {
+  BroadcastSource source;
+  if (const json* const packed = Find(info, "packed"); packed != nullptr) {
+    if (!packed->is_boolean()) return Wrong("packed", packed, "true or false");
+    source.packed = packed->get<bool>();
+  }
+  if (const json* const bytes = Find(info, "packed_buffer_size_bytes"); bytes != nullptr) {
+    if (!bytes->is_number_integer() || bytes->get<int64_t>() < 1)
+      return Wrong("packed_buffer_size_bytes", bytes, "a number of bytes, of at least 1");
+    source.buffer_bytes = bytes->get<int64_t>();
+  }
+  return source;
+}
+
+Result<int64_t> ReadWhole(const json& info, std::string_view field, int64_t least, int64_t most) {
+  const json* const value = Find(info, field);
+  if (value == nullptr || !value->is_number_integer() || *value < least || *value > most)
+    return Wrong(field, value, fmt::format("a whole number from {} to {}", least, most));
+  return value->get<int64_t>();
+}
+
+Result<GroupInfo> ReadGroupInfo(const json& info) {
+  constexpr int64_t kMostRanks = 4096;
+  GroupInfo group;
+  const json* const address = Find(info, "master_address");
+  if (address == nullptr || !address->is_string() || address->get_ref<const std::string&>().empty() ||
+      address->get_ref<const std::string&>().find('\0') != std::string::npos)
+    return Wrong("master_address", address, "the name or address of the trainer's machine");
+  group.address = address->get<std::string>();
+  COPPICE_ASSIGN_OR_RETURN(const int64_t port, ReadWhole(info, "master_port", 1, UINT16_MAX));
+  COPPICE_ASSIGN_OR_RETURN(const int64_t size, ReadWhole(info, "world_size", 2, kMostRanks));
+  COPPICE_ASSIGN_OR_RETURN(const int64_t rank, ReadWhole(info, "rank_offset", 1, size - 1));
+  COPPICE_ASSIGN_OR_RETURN(group.form, ReadBroadcastSource(info));
+  group.port = static_cast<uint16_t>(port);
+  group.size = static_cast<int32_t>(size);
+  group.rank = static_cast<int32_t>(rank);
+  return group;
+}
+
 }  // namespace
 
 Result<WeightMessage> ReadWeightMessage(const json& info) {
   if (!info.is_object()) return Wrong("update_info", &info, "an object");
   COPPICE_RETURN_IF_ERROR(RefusePickled(info));
   COPPICE_ASSIGN_OR_RETURN(const Transport transport, TransportOf(info));
-  if (transport == Transport::kNccl) return TellNoNccl();
   WeightMessage message;
-  if (transport == Transport::kCudaIpc) {
+  if (transport == Transport::kNccl) {
+    COPPICE_ASSIGN_OR_RETURN(message.source, ReadBroadcastSource(info));
+  } else if (transport == Transport::kCudaIpc) {
     COPPICE_ASSIGN_OR_RETURN(message.source, ReadIpcSource(info));
   } else {
     COPPICE_RETURN_IF_ERROR(CheckSegmentName(Find(info, "segment")));
@@ -190,16 +255,28 @@ Result<WeightMessage> ReadWeightMessage(const json& info) {
     if (!checksum->is_boolean()) return Wrong("checksum", checksum, "true or false");
     message.checksum = checksum->get<bool>();
   }
-  COPPICE_ASSIGN_OR_RETURN(message.tensors, ReadTensors(info));
+  COPPICE_ASSIGN_OR_RETURN(message.tensors, transport == Transport::kNccl ? ReadBroadcastTensors(info) : ReadTensors(info));
   return message;
 }
 
-Status CheckTransfer(const json& info) {
+Result<std::optional<GroupInfo>> ReadTransfer(const json& info) {
   if (!info.is_object()) return Wrong("init_info", &info, "an object");
   COPPICE_RETURN_IF_ERROR(RefusePickled(info));
   COPPICE_ASSIGN_OR_RETURN(const Transport transport, TransportOf(info));
-  if (transport == Transport::kNccl) return TellNoNccl();
-  return transport == Transport::kCudaIpc ? IpcMemory::CheckSupported() : OkStatus();
+  if (transport == Transport::kCudaIpc) COPPICE_RETURN_IF_ERROR(IpcMemory::CheckSupported());
+  if (transport != Transport::kNccl) return std::optional<GroupInfo>();
+  COPPICE_ASSIGN_OR_RETURN(GroupInfo group, ReadGroupInfo(info));
+  return std::optional(std::move(group));
+}
+
+Status RefuseSglangGroup(const json& info) {
+  if (!info.is_object()) return Wrong("the request", &info, "an object");
+  COPPICE_RETURN_IF_ERROR(RefusePickled(info));
+  COPPICE_ASSIGN_OR_RETURN(const Transport transport, TransportOf(info));
+  if (transport != Transport::kNccl) return OkStatus();
+  return Unimplemented(
+      "groups of torch.distributed, as SGLang joins them, are not joined by this server: send weights by NCCL on vLLM's routes "
+      "(/init_weight_transfer_engine), by shared memory or by /update_weights_from_disk (docs/trainers.md)");
 }
 
 }  // namespace coppice::server

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -14,12 +15,12 @@
 
 namespace coppice::server {
 
-// A tensor in shared memory or in an allocation of a GPU: row-major, without gaps.
+// A tensor in shared memory, in an allocation of a GPU, or on its way from a trainer: row-major, without gaps.
 struct SegmentTensor {
   std::string name;  // as WeightTensor::name
   DType dtype = DType::kBF16;
   std::vector<int64_t> shape;  // outermost dimension first
-  int64_t offset = 0;          // bytes from the segment's or the allocation's beginning
+  int64_t offset = 0;          // bytes from the segment's or the allocation's beginning; 0 of one that is broadcast
   int64_t bytes = 0;
 };
 
@@ -29,18 +30,39 @@ struct IpcSource {
   IpcMemory::DeviceId device;
 };
 
+// What the first rank of a group broadcasts, in the order of the message's tensors. Fields that are absent are those of the group,
+// and then vLLM's defaults.
+struct BroadcastSource {
+  static constexpr int64_t kDefaultBufferBytes = int64_t{1} << 30;
+  std::optional<bool> packed;  // several tensors go together, as bytes and without gaps; else each by itself, as its elements
+  std::optional<int64_t> buffer_bytes;  // with the tensor that brings them above so many bytes, those that go together end
+};
+
+// A group of the trainer, its first rank, and of servers, which meet at the trainer's TCPStore.
+struct GroupInfo {
+  std::string address;  // of the store: a name or an address
+  uint16_t port = 0;
+  int32_t rank = 1;  // of this server
+  int32_t size = 2;  // ranks
+  BroadcastSource form = {};
+};
+
 struct WeightMessage {
-  std::variant<std::string, IpcSource> source;  // a segment of POSIX shared memory, without a slash, or memory of a GPU
+  // A segment of POSIX shared memory, without a slash; memory of a GPU; or a broadcast.
+  std::variant<std::string, IpcSource, BroadcastSource> source;
   std::vector<SegmentTensor> tensors;
   bool checksum = false;  // /weight_checker is to know these bytes
 };
 
 // The object "update_info" of /update_weights. INVALID_ARGUMENT names the field, its value and what is expected, a pickled payload
-// among others; UNIMPLEMENTED: weights by NCCL.
+// among others.
 Result<WeightMessage> ReadWeightMessage(const nlohmann::json& info);
 
-// The object "init_info" of /init_weight_transfer_engine: OK where it asks for what ArrivedWeights::Read takes. Errors likewise,
-// and UNIMPLEMENTED for weights in a GPU's memory in a build without CUDA.
-Status CheckTransfer(const nlohmann::json& info);
+// The object "init_info" of /init_weight_transfer_engine: a group to be made, or none where weights come by shared memory or CUDA
+// IPC. Errors likewise, and UNIMPLEMENTED for weights in a GPU's memory in a build without CUDA.
+Result<std::optional<GroupInfo>> ReadTransfer(const nlohmann::json& info);
+
+// UNIMPLEMENTED for a message of SGLang that asks for NCCL, whose groups are torch.distributed's. Other errors likewise.
+Status RefuseSglangGroup(const nlohmann::json& info);
 
 }  // namespace coppice::server

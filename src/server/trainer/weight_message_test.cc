@@ -70,16 +70,69 @@ TEST(WeightMessage, PickledPayloadsAreNeverRead) {
   for (const char* field : {"ipc_handles_pickled", "ipc_handles", "serialized_named_tensors"}) {
     EXPECT_THAT(Refusal({{field, "gASVKg=="}, {"names", {"a"}}}),
                 HasSubstr(std::string(field) + " is a pickled payload, which this server never reads"));
-    EXPECT_EQ(CheckTransfer({{field, "gASVKg=="}}).code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(ReadTransfer({{field, "gASVKg=="}}).status().code(), StatusCode::kInvalidArgument);
   }
 }
 
-TEST(WeightMessage, NcclIsRefused) {
-  const json nccl = {{"names", {"a"}}, {"dtype_names", {"float32"}}, {"shapes", {{1}}}};
-  EXPECT_EQ(ReadWeightMessage(nccl).status().code(), StatusCode::kUnimplemented);
-  EXPECT_THAT(Refusal(nccl), HasSubstr("by NCCL broadcast"));
-  EXPECT_EQ(CheckTransfer({{"master_address", "10.0.0.1"}, {"master_port", 1}}).code(), StatusCode::kUnimplemented);
-  EXPECT_TRUE(CheckTransfer({{"transport", "shared_memory"}}).ok());
+TEST(WeightMessage, ABroadcastIsAnnouncedByLists) {
+  json info = {{"names", {"a", "b"}}, {"dtype_names", {"float32", "bfloat16"}}, {"shapes", {{1}, {3, 5}}}};
+  WeightMessage message = ReadWeightMessage(info).value();
+  ASSERT_TRUE(std::holds_alternative<BroadcastSource>(message.source));
+  EXPECT_EQ(std::get<BroadcastSource>(message.source).packed, std::nullopt);
+  EXPECT_EQ(std::get<BroadcastSource>(message.source).buffer_bytes, std::nullopt);
+  ASSERT_EQ(message.tensors.size(), 2u);
+  EXPECT_EQ(message.tensors[1].name, "b");
+  EXPECT_EQ(message.tensors[1].dtype, DType::kBF16);
+  EXPECT_EQ(message.tensors[1].shape, (std::vector<int64_t>{3, 5}));
+  EXPECT_EQ(message.tensors[1].bytes, 30);
+  info.update({{"packed", true}, {"packed_buffer_size_bytes", 100}, {"packed_num_buffers", 3}});
+  message = ReadWeightMessage(info).value();
+  EXPECT_EQ(std::get<BroadcastSource>(message.source).packed, true);
+  EXPECT_EQ(std::get<BroadcastSource>(message.source).buffer_bytes, 100);
+  const auto with = [&](const char* path, json value) {
+    json changed = info;
+    changed[json::json_pointer(path)] = std::move(value);
+    return Refusal(changed);
+  };
+  EXPECT_EQ(with("/names", json::array()), "names is [], expected a list with an entry for each tensor");
+  EXPECT_EQ(with("/names/1", ""), "names[1] is \"\", expected a tensor's name");
+  EXPECT_EQ(with("/dtype_names", {"float32"}), "dtype_names has 1 entries, expected 2, one for each of names");
+  EXPECT_EQ(with("/dtype_names/0", "int8"), "dtype_names[0] is \"int8\", expected float32, bfloat16 or float16");
+  EXPECT_THAT(with("/shapes", json()), HasSubstr("shapes is missing"));
+  EXPECT_THAT(with("/shapes/1", {1LL << 40, 1LL << 40}), HasSubstr("shapes[1] is "));
+  EXPECT_THAT(with("/packed", 1), HasSubstr("expected true or false"));
+  for (const json& bytes : {json(0), json(-1), json("1"), json(1.5)})
+    EXPECT_THAT(with("/packed_buffer_size_bytes", bytes), HasSubstr("expected a number of bytes")) << bytes;
+}
+
+TEST(WeightMessage, AGroupHasAPlaceToMeet) {
+  json info = {{"master_address", "10.0.0.1"}, {"master_port", 51216}, {"rank_offset", 2}, {"world_size", 4}, {"packed", true}};
+  const GroupInfo group = ReadTransfer(info).value().value();
+  EXPECT_EQ(group.address, "10.0.0.1");
+  EXPECT_EQ(group.port, 51216);
+  EXPECT_EQ(group.rank, 2);
+  EXPECT_EQ(group.size, 4);
+  EXPECT_EQ(group.form.packed, true);
+  const auto with = [&](const char* field, json value) {
+    json changed = info;
+    changed[field] = std::move(value);
+    return std::string(ReadTransfer(changed).status().message());
+  };
+  for (const json& address : {json(1), json(""), json(std::string("a\0b", 3))})
+    EXPECT_THAT(with("master_address", address), HasSubstr("master_address is ")) << address;
+  for (const json& port : {json(0), json(65536), json("1"), json(UINT64_MAX), json()})
+    EXPECT_THAT(with("master_port", port), HasSubstr("expected a whole number from 1 to 65535")) << port;
+  EXPECT_EQ(with("world_size", 1), "world_size is 1, expected a whole number from 2 to 4096");
+  EXPECT_EQ(with("rank_offset", 4), "rank_offset is 4, expected a whole number from 1 to 3");
+  EXPECT_THAT(std::string(ReadTransfer({{"transport", "nccl"}}).status().message()), HasSubstr("master_address is missing"));
+  EXPECT_FALSE(ReadTransfer({{"transport", "shared_memory"}}).value().has_value());
+}
+
+TEST(WeightMessage, SglangsGroupsAreRefused) {
+  const json group = {{"master_address", "10.0.0.1"}, {"master_port", 1}, {"group_name", "g"}, {"backend", "nccl"}};
+  EXPECT_EQ(RefuseSglangGroup(group).code(), StatusCode::kUnimplemented);
+  EXPECT_EQ(RefuseSglangGroup({{"names", {"a"}}, {"dtypes", {"float32"}}, {"shapes", {{1}}}}).code(), StatusCode::kUnimplemented);
+  EXPECT_TRUE(RefuseSglangGroup({{"segment", "s"}}).ok());
 }
 
 TEST(WeightMessage, MemoryOfAGpuIsNamedByAHandle) {
@@ -110,7 +163,7 @@ TEST(WeightMessage, MemoryOfAGpuIsNamedByAHandle) {
 TEST(ArrivedWeights, HandlesOfNothingAreRefused) {
   const json ipc = {{"transport", "cuda_ipc"}, {"handle", std::string(128, 'a')}, {"device", 0}, {"tensors", {Tensor("a", 0)}}};
   const Status refused = ArrivedWeights::Read(ReadWeightMessage(ipc).value(), Buffer()).status();
-  const Status transfer = CheckTransfer({{"transport", "cuda_ipc"}});
+  const Status transfer = ReadTransfer({{"transport", "cuda_ipc"}}).status();
   EXPECT_EQ(transfer.message(), IpcMemory::CheckSupported().message());
   EXPECT_FALSE(refused.ok());
   EXPECT_TRUE(transfer.ok() || refused.message() == transfer.message()) << refused.message();
