@@ -221,6 +221,12 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
   AddParsed<int32_t>(command, "--chunk", options.chunk, ParseChunk,
                      "Prompt tokens of a step at most; 0 (default): what the budget leaves; auto: the smallest that keeps prefill "
                      "within 5% of its best speed, measured at start");
+  command
+      .add_option(
+          "--target-tbt", options.target_tbt,
+          "Seconds between tokens: a step in which samples decode has as many prompt tokens as are predicted to end in time, "
+          "16 at least and --chunk at most; 0 (default): no target")
+      ->check(CLI::NonNegativeNumber);
 
   command.option_defaults()->group(kDraftGroup);
   AddParsed<DraftMode>(

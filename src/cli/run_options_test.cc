@@ -105,6 +105,9 @@ TEST(RunOptions, ScheduleAndChunk) {
   EXPECT_EQ(options.engine.experiment.schedule, SchedulePolicy::kPrefillFirst);
   EXPECT_EQ(options.engine.chunk, kAutoChunk);
   EXPECT_EQ(*ParseChunk("128"), 128);
+  EXPECT_EQ(Parse("--target-tbt 0.05", options), "");
+  EXPECT_EQ(options.engine.target_tbt, 0.05);
+  EXPECT_NE(Parse("--target-tbt -1", options), "");
 }
 
 TEST(RunOptions, WeightForms) {

@@ -435,10 +435,10 @@ Result<EngineParts> LoadEngineParts(const EngineOptions& given, LoadProgress pro
   parts.runner = std::move(loaded.runner);
   COPPICE_ASSIGN_OR_RETURN(parts.drafter, MakeDrafter(*checkpoint, parts, distributions));
   COPPICE_RETURN_IF_ERROR(WarmUp(parts));
-  if (options.chunk == kAutoChunk) {
+  if (options.chunk == kAutoChunk || options.target_tbt > 0) {
     COPPICE_ASSIGN_OR_RETURN(parts.chunk_probe, MeasureChunks(parts));
-    options.chunk = SmallestGoodChunk(parts.chunk_probe);
   }
+  if (options.chunk == kAutoChunk) options.chunk = SmallestGoodChunk(parts.chunk_probe);
   if (options.chunk == 0) options.chunk = options.max_batch_tokens;
   parts.open_weights = [given, fingerprint = checkpoint->Fingerprint()] { return ReopenWeights(given, fingerprint); };
   return parts;
@@ -470,6 +470,7 @@ Result<std::unique_ptr<Engine>> MakeNullEngine(const EngineOptions& given, std::
   EngineOptions& options = parts.options;
   COPPICE_RETURN_IF_ERROR(CompleteOptions(checkpoint->config(), &options));
   if (options.chunk <= 0) options.chunk = options.max_batch_tokens;
+  options.target_tbt = 0;                                               // a step takes what step_time says, whatever its rows
   if (options.steps_ahead == kAutoStepsAhead) options.steps_ahead = 0;  // there is no device to keep busy
   TakeTokenizer(*checkpoint, &parts);
   TakeDefaults(*checkpoint, &parts);

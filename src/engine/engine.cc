@@ -194,6 +194,7 @@ class EngineImpl final : public Engine {
   KvCache& cache_;
   Runner& runner_;
   StepBuilder steps_;
+  std::optional<StepPredictor> predictor_;  // with a target_tbt
   Scheduler scheduler_;
   ConstraintMasks constraint_masks_;
   Prefixes prefixes_;
@@ -230,10 +231,12 @@ EngineImpl::EngineImpl(EngineParts parts)
       cache_(*parts_.cache),
       runner_(*parts_.runner),
       steps_(&cache_),
+      predictor_(parts_.options.target_tbt > 0 ? std::optional<StepPredictor>(parts_.chunk_probe) : std::nullopt),
       scheduler_({.max_batch_tokens = parts_.options.max_batch_tokens,
                   .chunk = parts_.options.chunk,
-                  .policy = parts_.options.experiment.schedule},
-                 &cache_, &steps_),
+                  .policy = parts_.options.experiment.schedule,
+                  .target_tbt = parts_.options.target_tbt},
+                 &cache_, &steps_, predictor_ ? &*predictor_ : nullptr),
       constraint_masks_(parts_.threads.get(), limits_.vocab_size),
       prefixes_({.cache = &cache_, .runner = &runner_, .deterministic = parts_.options.deterministic}),
       drafts_(std::move(parts_.drafter), {.max_depth = parts_.options.draft_tokens,
@@ -664,12 +667,22 @@ Result<bool> EngineImpl::RunStep() {
     return true;
   }
   const bool drafting = under_way_.front().drafting;
+  const StepSums shape = under_way_.front().batch->shape;
+  const double predicted_seconds = under_way_.front().batch->predicted_seconds;
   const int64_t tokens = metrics_.totals().generated_tokens;
   COPPICE_RETURN_IF_ERROR(CommitOldest());
   span.Set("step", metrics_.step().step);
   span.Set("kv_bytes_read_unshared", metrics_.step().kv_bytes_read_unshared);
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   metrics_.CountTime(seconds);
+  if (predictor_) {
+    const double took = parts_.step_seconds ? parts_.step_seconds(shape) : seconds;
+    if (shape.prompt_rows > 0 && shape.decode_rows > 0) {
+      metrics_.totals().hybrid_predicted_seconds += predicted_seconds;
+      metrics_.totals().hybrid_steps_over_target += took > parts_.options.target_tbt;
+    }
+    if (!metrics_.step().new_shape) predictor_->Add(shape, took);  // capturing a graph takes once what no other step does
+  }
   if (drafts_.enabled() && metrics_.step().prefill_rows == 0) {
     metrics_.totals().undrafted_steps += !drafting;
     drafts_.NoteStep({.samples = samples,

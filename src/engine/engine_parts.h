@@ -14,6 +14,7 @@
 #include "coppice/engine/engine.h"
 #include "core/thread_pool.h"
 #include "engine/draft.h"
+#include "engine/step_predictor.h"
 #include "model/weight_source.h"
 #include "runner/runner.h"
 #include "tokenizer/tokenizer.h"
@@ -29,7 +30,7 @@ struct RankParts {
 // In order of dependence: the last is destroyed first.
 struct EngineParts {
   EngineOptions options;                 // complete: no zeros or kAutoChunk that stand for a default, but max_waiting
-  std::vector<ChunkSpeed> chunk_probe;   // if the chunk was measured
+  std::vector<ChunkSpeed> chunk_probe;   // if the chunk was measured, or there is a target_tbt
   std::unique_ptr<Tokenizer> tokenizer;  // may be null
   Status tokenizer_status;               // this and the two below: of ModelInfo
   SamplingParams sampling;
@@ -39,7 +40,8 @@ struct EngineParts {
   std::vector<RankParts> other_ranks;           // threads and context above are the first rank's
   std::unique_ptr<KvCache> cache;
   std::unique_ptr<Runner> runner;
-  std::unique_ptr<Drafter> drafter;  // null: no speculative decoding
+  std::unique_ptr<Drafter> drafter;                     // null: no speculative decoding
+  std::function<double(const StepSums&)> step_seconds;  // tests: what a step took, in place of the clock
   // The weights as they were loaded; null: there are none to be read again.
   std::function<Result<std::unique_ptr<WeightSource>>()> open_weights;
 };

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/request_state.h"
+#include "engine/step_predictor.h"
 #include "runner/step_batch.h"
 
 namespace coppice {
@@ -34,7 +35,9 @@ struct ScheduledBatch {
   std::vector<RequestState*> selecting;  // by selection of the step
   std::vector<int32_t> beams;            // by beam of the step: its sequence's index
   int32_t prefill_tokens = 0;            // of T, those of sequences that prefill
-  bool has_draft_tree = false;           // of some entry: a draft that is no chain
+  StepSums shape;
+  double predicted_seconds = 0;  // with EngineOptions::target_tbt
+  bool has_draft_tree = false;   // of some entry: a draft that is no chain
 
   bool empty() const { return entries.empty(); }
   int32_t num_tokens() const { return step.num_rows(); }
@@ -47,6 +50,8 @@ struct ScheduledBatch {
     selecting.clear();
     beams.clear();
     prefill_tokens = 0;
+    shape = {};
+    predicted_seconds = 0;
     has_draft_tree = false;
   }
 };

@@ -36,6 +36,7 @@ ScheduledBatch* Scheduler::Schedule(bool step_under_way) {
     is_held_ = false;
     ScheduleAll();
   }
+  if (predictor_ != nullptr) steps_->next().predicted_seconds = predictor_->Seconds(steps_->next().shape);
   steps_->FillTreeMasks();
   steps_->FillSelections();
   return &steps_->next();

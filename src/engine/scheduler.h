@@ -21,6 +21,7 @@
 #include "engine/request_state.h"
 #include "engine/scheduled_batch.h"
 #include "engine/step_builder.h"
+#include "engine/step_predictor.h"
 
 namespace coppice {
 
@@ -31,10 +32,13 @@ class Scheduler {
     int32_t max_batch_tokens = 512;  // tokens of a step
     int32_t chunk = 512;             // of them, tokens of prompts at most
     SchedulePolicy policy = SchedulePolicy::kMixed;
+    double target_tbt = 0;  // seconds that a step with rows of both kinds may take, as predicted; 0: no target
   };
-  // `cache` and `steps`, which writes what is scheduled, outlive the scheduler.
-  Scheduler(const Options& options, KvCache* cache, StepBuilder* steps)
-      : options_(options), cache_(cache), steps_(steps), order_(cache) {}
+  // Prompt tokens of a step in which samples decode, at least, whatever the target: else prompts might wait for ever.
+  static constexpr int32_t kLeastChunk = 16;
+  // `cache` and `steps`, which writes what is scheduled, outlive the scheduler, and so does `predictor`; null: there is no target.
+  Scheduler(const Options& options, KvCache* cache, StepBuilder* steps, const StepPredictor* predictor)
+      : options_(options), cache_(cache), steps_(steps), predictor_(predictor), order_(cache) {}
 
   // Takes in a new request; its sequences live in `request`. Its first one waits in line (AdmissionOrder).
   void Add(RequestState* request);
@@ -142,17 +146,27 @@ class Scheduler {
   bool MayTakePlace(const Sequence& sequence) const;
   // Of what is left, what the sequence may have; a decode belongs to no part of prompts.
   int32_t prefill_left(const Sequence& sequence) const {
-    const int32_t left = prefill_left();
+    int32_t left = prefill_left();
+    if (left > 0 && sequence.prefilling()) left = std::max(1, WithinTarget(left, sequence.launched));
     return shares_.contended() && sequence.prefilling() ? std::min(left, shares_.PromptTokensFor(sequence)) : left;
   }
   int32_t prefill_left() const {
-    const int32_t left = std::min(budget_left(), options_.chunk - steps_->next().prefill_tokens);
-    return steps_->next().has_draft_tree ? std::min(left, Draft::kMaxTokens + 1) : left;  // queries of a branch under a tree mask
+    int32_t left = std::min(budget_left(), options_.chunk - steps_->next().prefill_tokens);
+    if (steps_->next().has_draft_tree) left = std::min(left, Draft::kMaxTokens + 1);  // queries of a branch under a tree mask
+    return WithinTarget(left, /*before=*/0);
+  }
+  // Of `left` tokens of a prompt behind its first `before`, as many as let the step be in time, where samples decode in it.
+  int32_t WithinTarget(int32_t left, int32_t before) const {
+    const StepSums& shape = steps_->next().shape;
+    if (predictor_ == nullptr || left <= 0 || shape.decode_rows == 0) return left;
+    const int32_t in_time = predictor_->MostPromptRows(shape, before, options_.target_tbt, left);
+    return std::max(in_time, std::min(left, kLeastChunk - shape.prompt_rows));
   }
 
   Options options_;
   KvCache* cache_;
   StepBuilder* steps_;
+  const StepPredictor* predictor_;
   AdmissionOrder order_;
   FairShares shares_;
   bool lacks_pages_ = false;  // for the neediest name's next sequence: the others' wait until it is taken in

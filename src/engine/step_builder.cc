@@ -64,7 +64,12 @@ void StepBuilder::Append(Sequence* sequence, int32_t count, int32_t drafts) {
   const int32_t query_begin = batch_->num_tokens();
   const int32_t begin = sequence->launched, end = begin + count;
   const BranchId branch = sequence->branch;
-  if (sequence->prefilling()) batch_->prefill_tokens += count;
+  if (sequence->prefilling()) {
+    batch_->prefill_tokens += count;
+    batch_->shape.AddPrompt(count, begin);
+  } else {
+    batch_->shape.AddDecode(count + drafts, end + drafts);
+  }
   in_cache_.SetQueries(branch, query_begin, count + drafts, end + drafts);
   const int32_t known = std::min(end, sequence->length());
   for (int32_t kv_index = begin; kv_index < known; ++kv_index) Row(branch, kv_index, kv_index, sequence->TokenAt(kv_index));

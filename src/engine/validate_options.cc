@@ -1,6 +1,7 @@
 #include "engine/validate_options.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "core/check.h"
@@ -72,6 +73,11 @@ Status ValidateOptions(const EngineOptions& options) {
     return InvalidArgument("gpu_memory_utilization is " + std::to_string(options.gpu_memory_utilization) +
                            ", expected more than 0 and at most 1");
   }
+  if (!(options.target_tbt >= 0 && std::isfinite(options.target_tbt)))
+    return InvalidArgument("target_tbt is " + std::to_string(options.target_tbt) + ", expected seconds, or 0 for no target");
+  if (options.target_tbt > 0 && options.experiment.schedule == SchedulePolicy::kPrefillFirst)
+    return InvalidArgument("target_tbt is " + std::to_string(options.target_tbt) +
+                           " and schedule prefill-first, in which samples wait for whole prompts: expected schedule mixed");
   if (options.head_dtype.value_or(DType::kF32) != DType::kF32)
     return InvalidArgument("head_dtype is " + std::string(Name(*options.head_dtype)) +
                            ": expected f32, or none for the dtype of the other products");

@@ -147,6 +147,8 @@ TEST(ValidateOptions, EveryNumberHasARange) {
   for (const int32_t value : {0, 64}) refused("draft_tokens", [=](auto& o) { o.draft_tokens = value; });
   for (const int32_t value : {0, 64}) refused("draft_branches", [=](auto& o) { o.experiment.draft_branches = value; });
   refused("chunk", [](auto& o) { o.chunk = -2; });
+  for (const double value : {-0.1, double{INFINITY}, double{NAN}}) refused("target_tbt", [=](auto& o) { o.target_tbt = value; });
+  refused("target_tbt", [](auto& o) { o.target_tbt = 0.1, o.experiment.schedule = SchedulePolicy::kPrefillFirst; });
   refused("max_context", [](auto& o) { o.max_context = -1; });
   refused("max_waiting", [](auto& o) { o.max_waiting = -1; });
   refused("kv_cache_bytes", [](auto& o) { o.kv_cache_bytes = -1; });

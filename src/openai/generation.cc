@@ -205,17 +205,24 @@ class MetricsSince {
                                                         &EngineMetrics::kv_bytes_distinct,
                                                         &EngineMetrics::decode_kv_bytes_distinct,
                                                         &EngineMetrics::hybrid_steps,
+                                                        &EngineMetrics::hybrid_steps_over_target,
                                                         &EngineMetrics::decode_steps,
                                                         &EngineMetrics::decode_graph_steps,
                                                         &EngineMetrics::decode_kv_bytes_read,
                                                         &EngineMetrics::decode_kv_bytes_read_unshared,
                                                         &EngineMetrics::rows,
                                                         &EngineMetrics::grouped_rows};
-  static constexpr double EngineMetrics::*kSeconds[] = {&EngineMetrics::draft_seconds,      &EngineMetrics::device_idle_seconds,
-                                                        &EngineMetrics::prefill_seconds,    &EngineMetrics::decode_seconds,
-                                                        &EngineMetrics::plan_seconds,       &EngineMetrics::forward_seconds,
-                                                        &EngineMetrics::sample_seconds,     &EngineMetrics::host_seconds,
-                                                        &EngineMetrics::detokenize_seconds, &EngineMetrics::hybrid_seconds};
+  static constexpr double EngineMetrics::*kSeconds[] = {&EngineMetrics::draft_seconds,
+                                                        &EngineMetrics::device_idle_seconds,
+                                                        &EngineMetrics::prefill_seconds,
+                                                        &EngineMetrics::decode_seconds,
+                                                        &EngineMetrics::plan_seconds,
+                                                        &EngineMetrics::forward_seconds,
+                                                        &EngineMetrics::sample_seconds,
+                                                        &EngineMetrics::host_seconds,
+                                                        &EngineMetrics::detokenize_seconds,
+                                                        &EngineMetrics::hybrid_seconds,
+                                                        &EngineMetrics::hybrid_predicted_seconds};
 
   const EngineMetrics begin_;
   StepMetrics peak_;

@@ -77,6 +77,7 @@ const std::map<std::string_view, Setter>& Setters() {
       {"max_running", Set<&EngineOptions::max_running>},
       {"max_batch_tokens", Set<&EngineOptions::max_batch_tokens>},
       {"chunk", Set<&EngineOptions::chunk>},
+      {"target_tbt", Set<&EngineOptions::target_tbt>},
       {"max_context", Set<&EngineOptions::max_context>},
       {"max_waiting", Set<&EngineOptions::max_waiting>},
       {"num_threads", Set<&EngineOptions::num_threads>},

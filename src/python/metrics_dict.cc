@@ -137,6 +137,8 @@ nb::dict ToDict(const EngineMetrics& metrics) {
   dict["decode_seconds"] = metrics.decode_seconds;
   dict["hybrid_steps"] = metrics.hybrid_steps;
   dict["hybrid_seconds"] = metrics.hybrid_seconds;
+  dict["hybrid_predicted_seconds"] = metrics.hybrid_predicted_seconds;
+  dict["hybrid_steps_over_target"] = metrics.hybrid_steps_over_target;
   dict["rows"] = metrics.rows;
   dict["grouped_rows"] = metrics.grouped_rows;
   dict["plan_seconds"] = metrics.plan_seconds;

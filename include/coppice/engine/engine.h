@@ -331,7 +331,12 @@ struct EngineOptions {
   double gpu_memory_utilization = 0.9;  // share of a GPU's memory that the process may use, what others use included; (0, 1]
   int32_t max_running = 256;            // samples that decode at the same moment
   int32_t max_batch_tokens = 512;       // token budget of a step: decode rows first, then prefill chunks
-  int32_t chunk = 0;        // prompt tokens of a step, all prompts together; 0: as many as max_batch_tokens leaves; kAutoChunk
+  int32_t chunk = 0;  // prompt tokens of a step, all prompts together; 0: as many as max_batch_tokens leaves; kAutoChunk
+  // Seconds between two tokens of a sample, as far as prompts have a part in them: of a step in which samples decode, so many
+  // prompt tokens at most as are predicted to let it end in time, by the steps before and a measurement of Create (as of
+  // kAutoChunk); 16 at least, so that prompts come to their end. `chunk` is the most. 0: no target. Not with
+  // SchedulePolicy::kPrefillFirst.
+  double target_tbt = 0;
   int32_t max_context = 0;  // 0: the model's
   // Samples of requests that wait and have not begun; Submit refuses more with RESOURCE_EXHAUSTED. While requests of several names
   // (Request::share_of) wait, each may have half of them, and gets in with an equal share of them at least. 0: no limit.
@@ -421,7 +426,10 @@ struct EngineMetrics {
   double prefill_seconds = 0, decode_seconds = 0;  // wall time of steps with and without prefill rows; page copies: prefill
   int64_t hybrid_steps = 0;                        // with rows of both kinds
   double hybrid_seconds = 0;                       // part of prefill_seconds
-  int64_t rows = 0, grouped_rows = 0;              // rows of attention; those that shared a read with another sample's
+  // With a target_tbt: what hybrid steps were predicted to take, and how many took longer than the target.
+  double hybrid_predicted_seconds = 0;
+  int64_t hybrid_steps_over_target = 0;
+  int64_t rows = 0, grouped_rows = 0;  // rows of attention; those that shared a read with another sample's
   // Time apart: the work list; the model, page copies included; logits to tokens; all else of the step (schedule, forest, commit);
   // tokens to text with the callers' on_event, which is not part of a step's seconds.
   double plan_seconds = 0, forward_seconds = 0, sample_seconds = 0, host_seconds = 0, detokenize_seconds = 0;
@@ -438,7 +446,7 @@ struct EngineMetrics {
   // in the first one with the most samples since creation. Null: there was none, or nothing plans attention.
   std::shared_ptr<const StepPlan> plan, fullest_plan;
   int32_t chunk = 0;                    // prompt tokens of a step at most
-  std::vector<ChunkSpeed> chunk_probe;  // with kAutoChunk: what was measured
+  std::vector<ChunkSpeed> chunk_probe;  // with kAutoChunk or a target_tbt: what was measured
 };
 
 // What is asked often, by those who decide where a request goes or whether to submit more.

@@ -201,6 +201,7 @@ Status PrepareEngine(BenchLoadOptions* options, ordered_json* report) {
                   {"max_batch_tokens", engine.max_batch_tokens},
                   {"schedule", Name(engine.experiment.schedule)},
                   {"chunk", engine.chunk},
+                  {"target_tbt", engine.target_tbt},
                   {"threads", engine.num_threads > 0 ? engine.num_threads : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))}});
   return OkStatus();
 }

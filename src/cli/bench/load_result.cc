@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <utility>
 
 #include "cli/run_stats.h"
 
@@ -30,9 +31,11 @@ ordered_json Distribution(const std::vector<double>& values) {
 // Steps of prompts alone, of prompts beside samples that decode, of samples that decode.
 ordered_json StepsByKind(const EngineMetrics& metrics) {
   const auto kind = [](int64_t steps, double seconds) { return ordered_json{{"steps", steps}, {"seconds", seconds}}; };
+  ordered_json hybrid = kind(metrics.hybrid_steps, metrics.hybrid_seconds);
+  hybrid.update({{"predicted_seconds", metrics.hybrid_predicted_seconds}, {"over_target", metrics.hybrid_steps_over_target}});
   return {{"prefill",
            kind(metrics.steps - metrics.decode_steps - metrics.hybrid_steps, metrics.prefill_seconds - metrics.hybrid_seconds)},
-          {"hybrid", kind(metrics.hybrid_steps, metrics.hybrid_seconds)},
+          {"hybrid", std::move(hybrid)},
           {"decode", kind(metrics.decode_steps, metrics.decode_seconds)}};
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,6 +39,9 @@ struct EngineConfig {
   int32_t max_running = 8, max_batch_tokens = 32, max_waiting = 0;
   int32_t chunk = 0;  // 0: max_batch_tokens
   SchedulePolicy schedule = SchedulePolicy::kMixed;
+  double target_tbt = 0;  // with a chunk_probe and step_seconds
+  std::vector<ChunkSpeed> chunk_probe;
+  std::function<double(const StepSums&)> step_seconds;
   SharingMode sharing = SharingMode::kTree;
   std::vector<std::string> texts;  // of tokens; empty: no tokenizer
   DraftMode draft = DraftMode::kNone;
@@ -68,6 +72,7 @@ class EngineHarness {
         .max_running = config.max_running,
         .max_batch_tokens = config.max_batch_tokens,
         .chunk = config.chunk == 0 ? config.max_batch_tokens : config.chunk,
+        .target_tbt = config.target_tbt,
         .max_context = config.model.max_position,
         .max_waiting = config.max_waiting,
         .event_thread = config.event_thread,
@@ -76,6 +81,8 @@ class EngineHarness {
         .draft = config.draft,
         .draft_tokens = config.draft_tokens,
         .experiment = {.schedule = config.schedule, .draft_branches = config.draft_branches, .draft_policy = config.draft_policy}};
+    parts.chunk_probe = config.chunk_probe;
+    parts.step_seconds = config.step_seconds;
     if (!config.texts.empty()) parts.tokenizer = std::make_unique<FakeTokenizer>(config.texts);
     parts.threads = std::make_unique<ThreadPool>(1);
     parts.context = attention::Context::CreateCpu(parts.threads.get()).value();
