@@ -439,6 +439,7 @@ Result<EngineParts> LoadEngineParts(const EngineOptions& given, LoadProgress pro
     COPPICE_ASSIGN_OR_RETURN(parts.chunk_probe, MeasureChunks(parts));
   }
   if (options.chunk == kAutoChunk) options.chunk = SmallestGoodChunk(parts.chunk_probe);
+  if (options.target_tbt > 0) parts.predictor.emplace(parts.chunk_probe);
   if (options.chunk == 0) options.chunk = options.max_batch_tokens;
   parts.open_weights = [given, fingerprint = checkpoint->Fingerprint()] { return ReopenWeights(given, fingerprint); };
   return parts;

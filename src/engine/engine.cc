@@ -103,7 +103,6 @@ class EngineImpl final : public Engine {
   Status SavePrefix(const std::string& name, const std::string& path) override;
   Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) override;
   Result<WeightVersion> UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) override;
-  Status CheckUpdate(std::span<const WeightTensor> tensors) const override;
   Result<std::vector<WeightInfo>> Weights() override;
   Result<int32_t> DropCache() override;
   Status Pause(const PauseOptions& options) override;
@@ -194,7 +193,6 @@ class EngineImpl final : public Engine {
   KvCache& cache_;
   Runner& runner_;
   StepBuilder steps_;
-  std::optional<StepPredictor> predictor_;  // with a target_tbt
   Scheduler scheduler_;
   ConstraintMasks constraint_masks_;
   Prefixes prefixes_;
@@ -231,12 +229,11 @@ EngineImpl::EngineImpl(EngineParts parts)
       cache_(*parts_.cache),
       runner_(*parts_.runner),
       steps_(&cache_),
-      predictor_(parts_.options.target_tbt > 0 ? std::optional<StepPredictor>(parts_.chunk_probe) : std::nullopt),
       scheduler_({.max_batch_tokens = parts_.options.max_batch_tokens,
                   .chunk = parts_.options.chunk,
                   .policy = parts_.options.experiment.schedule,
                   .target_tbt = parts_.options.target_tbt},
-                 &cache_, &steps_, predictor_ ? &*predictor_ : nullptr),
+                 &cache_, &steps_, parts_.predictor ? &*parts_.predictor : nullptr),
       constraint_masks_(parts_.threads.get(), limits_.vocab_size),
       prefixes_({.cache = &cache_, .runner = &runner_, .deterministic = parts_.options.deterministic}),
       drafts_(std::move(parts_.drafter), {.max_depth = parts_.options.draft_tokens,
@@ -444,6 +441,7 @@ Result<WeightVersion> EngineImpl::UpdateWeights(std::span<const WeightTensor> te
       COPPICE_ASSIGN_OR_RETURN(TensorMap map, TensorMapOf(tensors));
       COPPICE_ASSIGN_OR_RETURN(source, runner_.PrepareUpdate(std::move(map)));
     }
+    if (options.check_only) return weight_version();
     return RunBetweenSteps(
         options.when,
         [&]() -> Status {
@@ -451,13 +449,6 @@ Result<WeightVersion> EngineImpl::UpdateWeights(std::span<const WeightTensor> te
           return lifecycle_.CheckPart(options.part);
         },
         [&] { return ReplaceWeights(source.get(), options.label, options.part); });
-  });
-}
-
-Status EngineImpl::CheckUpdate(std::span<const WeightTensor> tensors) const {
-  return CatchExhaustion("checking weights", [&]() -> Status {
-    COPPICE_ASSIGN_OR_RETURN(TensorMap map, TensorMapOf(tensors));
-    return runner_.PrepareUpdate(std::move(map)).status();
   });
 }
 
@@ -675,13 +666,13 @@ Result<bool> EngineImpl::RunStep() {
   span.Set("kv_bytes_read_unshared", metrics_.step().kv_bytes_read_unshared);
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   metrics_.CountTime(seconds);
-  if (predictor_) {
+  if (parts_.predictor) {
     const double took = parts_.step_seconds ? parts_.step_seconds(shape) : seconds;
     if (shape.prompt_rows > 0 && shape.decode_rows > 0) {
       metrics_.totals().hybrid_predicted_seconds += predicted_seconds;
       metrics_.totals().hybrid_steps_over_target += took > parts_.options.target_tbt;
     }
-    if (!metrics_.step().new_shape) predictor_->Add(shape, took);  // capturing a graph takes once what no other step does
+    if (!metrics_.step().new_shape) parts_.predictor->Add(shape, took);  // capturing a graph takes once what no other step does
   }
   if (drafts_.enabled() && metrics_.step().prefill_rows == 0) {
     metrics_.totals().undrafted_steps += !drafting;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,7 @@ struct RankParts {
 struct EngineParts {
   EngineOptions options;                 // complete: no zeros or kAutoChunk that stand for a default, but max_waiting
   std::vector<ChunkSpeed> chunk_probe;   // if the chunk was measured, or there is a target_tbt
+  std::optional<StepPredictor> predictor;  // with a target_tbt
   std::unique_ptr<Tokenizer> tokenizer;  // may be null
   Status tokenizer_status;               // this and the two below: of ModelInfo
   SamplingParams sampling;

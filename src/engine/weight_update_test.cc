@@ -306,8 +306,14 @@ TEST(WeightUpdate, WhatIsNoUpdateChangesNothing) {
   harness.harness().Step(3);
   const float value = 1;
   const auto refused = [&](const WeightTensor& tensor) {
-    return harness.engine().UpdateWeights(std::vector{tensor}, {.when = PauseMode::kAbort}).status().message();
+    const auto update = [&](bool check_only) {
+      return harness.engine().UpdateWeights(std::vector{tensor}, {.when = PauseMode::kAbort, .check_only = check_only});
+    };
+    EXPECT_EQ(update(true).status().ToString(), update(false).status().ToString());
+    return update(true).status().message();
   };
+  const WeightTensor taken = {.name = "seed", .dtype = DType::kF32, .shape = {1}, .data = &value};
+  EXPECT_TRUE(harness.engine().UpdateWeights(std::vector{taken}, {.when = PauseMode::kAbort, .check_only = true}).ok());
   EXPECT_EQ(harness.engine().UpdateWeights({}, {}).status().message(), "an update of weights has no tensors: give it at least one");
   EXPECT_EQ(refused({.name = "other", .dtype = DType::kF32, .shape = {1}, .data = &value}),
             "a fake model has one weight, its seed");

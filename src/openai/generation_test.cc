@@ -61,7 +61,6 @@ class FakeEngine final : public Engine {
   Status Run(std::stop_token) override { std::abort(); }
   EngineLoad Load() const override { std::abort(); }
   Result<WeightVersion> UpdateWeights(std::span<const WeightTensor>, const UpdateOptions&) override { std::abort(); }
-  Status CheckUpdate(std::span<const WeightTensor>) const override { std::abort(); }
   Status Pause(const PauseOptions&) override { std::abort(); }
   Status Resume() override { std::abort(); }
   Status Sleep(const SleepOptions&) override { std::abort(); }

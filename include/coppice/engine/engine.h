@@ -516,9 +516,6 @@ class Engine {
   // wait. FAILED_PRECONDITION of kNext and kLast: no update is open, or (kLast) weights are missing from before this update and it
   // did not bring them; it has ended then.
   virtual Result<WeightVersion> UpdateWeights(std::span<const WeightTensor> tensors, const UpdateOptions& options) = 0;
-  // Whether UpdateWeights would take tensors of these names, shapes, dtypes and devices: its INVALID_ARGUMENT, UNIMPLEMENTED and
-  // FAILED_PRECONDITION of them. `data` is not read, and is not null. Changes nothing; any thread.
-  virtual Status CheckUpdate(std::span<const WeightTensor> tensors) const = 0;
   virtual WeightVersion weight_version() const = 0;
   // The tensors that UpdateWeights takes, by name; none: the engine runs without a model. Called as SavePrefix.
   virtual Result<std::vector<WeightInfo>> Weights() = 0;

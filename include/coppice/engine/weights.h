@@ -37,6 +37,9 @@ struct UpdateOptions {
   PauseMode when = PauseMode::kWait;
   std::string label = {};  // the caller's name of the weights, such as a training step; names may repeat
   UpdatePart part = UpdatePart::kWhole;
+  // Whether names, shapes, dtypes and devices would be taken, and nothing else: `data`, which must not be null, is not read, no
+  // step is waited for, and the version stays.
+  bool check_only = false;
 };
 
 // A tensor that an update may bring.

@@ -81,7 +81,7 @@ class EngineHarness {
         .draft = config.draft,
         .draft_tokens = config.draft_tokens,
         .experiment = {.schedule = config.schedule, .draft_branches = config.draft_branches, .draft_policy = config.draft_policy}};
-    parts.chunk_probe = config.chunk_probe;
+    if (config.target_tbt > 0) parts.predictor.emplace(config.chunk_probe);
     parts.step_seconds = config.step_seconds;
     if (!config.texts.empty()) parts.tokenizer = std::make_unique<FakeTokenizer>(config.texts);
     parts.threads = std::make_unique<ThreadPool>(1);

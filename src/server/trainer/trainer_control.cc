@@ -217,7 +217,7 @@ Status TrainerControl::CheckTensors(std::span<const SegmentTensor> tensors, Devi
   std::vector<WeightTensor> announced;
   for (const SegmentTensor& tensor : tensors)
     announced.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .data = &kNothing, .device = kind});
-  return engine_.CheckUpdate(announced);
+  return engine_.UpdateWeights(announced, {.check_only = true}).status();
 }
 
 Status TrainerControl::Receive(const WeightMessage& message, const BroadcastSource& form, PauseMode mode,
