@@ -6,7 +6,7 @@
 #
 # MODEL    a name or path, as of `coppice run` (default: its default)  EXACT=1   deterministic mode: modes must agree item by item
 # OUT      the folder of reports (bench/results/paper_accuracy)        CARD      its machine in a word (cpu)
-# questions.py makes QUESTIONS and PROBLEMS.
+# questions.py makes QUESTIONS and PROBLEMS; bench/papers/accuracy.md shows the results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -32,8 +32,8 @@ except (OSError, subprocess.CalledProcessError):
 with open(path + ".new", encoding="utf-8") as file:
     report = json.load(file)
 with open(path, "w", encoding="utf-8") as file:
-    json.dump({"measured": {"commit": commit, "command": command, "driver": driver}, **report}, file, indent=1)
-    file.write("\n")
+    measured = json.dumps({"commit": commit, "command": command, "driver": driver})
+    file.write(f'{{"measured": {measured},{json.dumps(report, indent=1)[1:]}\n')
 os.remove(path + ".new")
 PYTHON
 }
