@@ -13,9 +13,9 @@ constexpr double kZ = 1.959963984540054;  // 97.5 % of a normal distribution lie
 
 }  // namespace
 
-Estimate Proportion(int64_t successes, int64_t n) {
+Estimate Proportion(double successes, int64_t n) {
   if (n == 0) return {.value = 0, .low = 0, .high = 1, .n = 0};
-  const double total = static_cast<double>(n), p = static_cast<double>(successes) / total, z2 = kZ * kZ;
+  const double total = static_cast<double>(n), p = successes / total, z2 = kZ * kZ;
   const double center = (p + z2 / (2 * total)) / (1 + z2 / total);
   const double half = kZ / (1 + z2 / total) * std::sqrt(p * (1 - p) / total + z2 / (4 * total * total));
   return {.value = p, .low = std::max(0.0, center - half), .high = std::min(1.0, center + half), .n = n};

@@ -24,6 +24,7 @@ TEST(Statistics, WilsonIntervals) {
   }
   EXPECT_DOUBLE_EQ(Proportion(20, 20).high, 1);
   EXPECT_EQ(Proportion(0, 0).n, 0);
+  EXPECT_DOUBLE_EQ(Proportion(2.5, 10).value, 0.25);  // shares of ten observations
 }
 
 TEST(Statistics, PassAtIsTheChanceOfAllDraws) {

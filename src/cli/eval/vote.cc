@@ -2,7 +2,6 @@
 // et al. 2023; GSM8K in Hydragen, table 1).
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -43,7 +42,7 @@ Result<EvalResult> Run(const VoteTask& task, Engine& engine, const EvalProgress&
   COPPICE_ASSIGN_OR_RETURN(const std::vector<openai::RequestOutput> outputs,
                            RunRequests(engine, std::move(requests), [&](int64_t done) { progress(done, problems); }));
   EvalResult result;
-  std::vector<double> right_samples;  // by problem: the share of its samples that are right
+  double right_shares = 0;  // of a problem's samples, summed over problems, since samples of a problem are not independent
   int64_t right = 0, answered = 0;
   for (size_t p = 0; p < task.problems.size(); ++p) {
     COPPICE_ASSIGN_OR_RETURN(const std::vector<VotedAnswer> votes, openai::Vote(outputs[p].samples, task.pattern));
@@ -54,14 +53,11 @@ Result<EvalResult> Run(const VoteTask& task, Engine& engine, const EvalProgress&
       if (WithoutCommas(vote.answer) == expected) agree += std::ssize(vote.voters);
     }
     right += !votes.empty() && WithoutCommas(votes.front().answer) == expected;
-    right_samples.push_back(static_cast<double>(agree) / task.samples);
+    right_shares += static_cast<double>(agree) / task.samples;
     result.items.push_back(votes.empty() ? "" : fmt::format("{} ({})", votes.front().answer, votes.front().voters.size()));
   }
-  Estimate single = Mean(right_samples);  // of shares, which the normal approximation does not know
-  single.low = std::max(single.low, 0.0);
-  single.high = std::min(single.high, 1.0);
   result.scores = {{"accuracy of the vote", Proportion(right, problems)},
-                   {"accuracy of a sample", single},
+                   {"accuracy of a sample", Proportion(right_shares, problems)},
                    {"samples with an answer", Proportion(answered, problems * task.samples)}};
   return result;
 }
