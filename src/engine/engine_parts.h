@@ -30,11 +30,11 @@ struct RankParts {
 
 // In order of dependence: the last is destroyed first.
 struct EngineParts {
-  EngineOptions options;                 // complete: no zeros or kAutoChunk that stand for a default, but max_waiting
-  std::vector<ChunkSpeed> chunk_probe;   // if the chunk was measured, or there is a target_tbt
+  EngineOptions options;                   // complete: no zeros or kAutoChunk that stand for a default, but max_waiting
+  std::vector<ChunkSpeed> chunk_probe;     // if the chunk was measured, or there is a target_tbt
   std::optional<StepPredictor> predictor;  // with a target_tbt
-  std::unique_ptr<Tokenizer> tokenizer;  // may be null
-  Status tokenizer_status;               // this and the two below: of ModelInfo
+  std::unique_ptr<Tokenizer> tokenizer;    // may be null
+  Status tokenizer_status;                 // this and the two below: of ModelInfo
   SamplingParams sampling;
   std::vector<std::string> notes;
   std::unique_ptr<ThreadPool> threads;

@@ -13,8 +13,8 @@ struct Estimate {
   int64_t n = 0;
 };
 
-// A share of successes: Wilson's score interval (1927), which holds at 0 and at n too. Observations may be shares in [0, 1], whose sum
-// `successes` is then: they vary no more than successes do, so the interval is wide enough. n = 0: 0 within [0, 1].
+// A share of successes: Wilson's score interval (1927), which holds at 0 and at n too. Observations may be shares in [0, 1], whose
+// sum `successes` is then: they vary no more than successes do, so the interval is wide enough. n = 0: 0 within [0, 1].
 Estimate Proportion(double successes, int64_t n);
 // A mean of independent values, by the normal approximation with the sample's standard deviation; of one value no interval.
 Estimate Mean(std::span<const double> values);
