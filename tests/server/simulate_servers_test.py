@@ -1,5 +1,6 @@
-"""`coppice simulate` beside two servers (bench/simulate_beside_servers.py): hits, reads and latencies of a mix of chats within 15%. Minutes; it
-measures times, so an idle machine is best."""
+"""`coppice simulate` beside two servers (bench/simulate_beside_servers.py): a mix of chats within 15%. Where all steps take as long, latencies are
+bounded too; where a model runs, hits, reads and steps, since what its steps take is another machine's a minute later. Minutes; it wants an idle
+machine."""
 
 import json
 import os
@@ -33,8 +34,7 @@ class SimulateServersTest(unittest.TestCase):
 
     def test_the_default_model(self):
         ratios = self.ratios("--requests", 100, "--policies", "prefix-aware")
-        self.assert_within_bound(ratios["prefix-aware"], ("hit_rate", "kv_bytes_read", "kv_bytes_read_unshared", "first_token_seconds_mean",
-                                                          "first_token_seconds_p50", "request_seconds_mean", "request_seconds_p50"))
+        self.assert_within_bound(ratios["prefix-aware"], ("hit_rate", "kv_bytes_read", "kv_bytes_read_unshared", "steps"))
 
 
 if __name__ == "__main__":
