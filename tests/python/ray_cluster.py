@@ -10,7 +10,7 @@ from long_packages import install_or_skip
 
 PACKAGES = install_or_skip("ray", __file__)
 
-from server_process import free_port  # noqa: E402
+from server_process import ROOT, free_port  # noqa: E402
 
 LOOPBACK = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's address in its network
 
@@ -19,7 +19,7 @@ LOOPBACK = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's address in its n
 def cluster(folder, cpus):
     """The environment of the drivers of a Ray cluster of one node, which ends with its block. Temporary files of all are in `folder`."""
     address = f"{LOOPBACK}:{free_port()}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], PACKAGES]), "RAY_ADDRESS": address, "TMPDIR": folder,
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], PACKAGES, ROOT]), "RAY_ADDRESS": address, "TMPDIR": folder,
                    "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address", LOOPBACK, "--port", address.split(":")[1],
              "--num-cpus", str(cpus), "--include-dashboard", "false", "--temp-dir", os.path.join(folder, "ray"), "--object-store-memory", str(10**8)]

@@ -36,7 +36,6 @@ class RayServe(unittest.TestCase):
         stack = contextlib.ExitStack()
         cls.addClassCleanup(stack.close)
         cls.environment = stack.enter_context(cluster(cls.folder, 2))
-        cls.environment["PYTHONPATH"] += os.pathsep + ROOT
 
     def ask(self, path, body=None):
         """(the replica's name, the answer)"""
@@ -76,13 +75,17 @@ class RayServe(unittest.TestCase):
                                env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, timeout=120)
 
     def servers(self):
-        found = 0
+        """How many run, without the processes that they have forked."""
+        parents = {}
         for entry in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 with open(f"/proc/{entry}/cmdline", "rb") as file:
                     arguments = file.read().decode(errors="replace").split("\0")
-                found += "serve" in arguments[1:2] and str(self.kv_cache) in arguments
-        return found
+                with open(f"/proc/{entry}/stat", encoding="ascii") as file:
+                    parent = file.read().rpartition(")")[2].split()[1]
+                if "serve" in arguments[1:2] and str(self.kv_cache) in arguments:
+                    parents[entry] = parent
+        return sum(parent not in parents for parent in parents.values())
 
     def wait_for(self, condition, what):
         deadline = time.monotonic() + DEADLINE
@@ -92,6 +95,7 @@ class RayServe(unittest.TestCase):
 
     def test_two_replicas(self):
         with self.served(replicas="2", bound=BOUND):
+            self.wait_for(lambda: self.servers() == 2, "one replica runs")
             found = [[json.loads(self.chat(group, turn)[1])["usage"]["prompt_tokens_details"]["cached_tokens"] for turn in range(TURNS)]
                      for group in range(GROUPS)]
             print(f"\ntokens found in the cache, by group and turn: {found}")
