@@ -34,6 +34,22 @@ struct RowCosts {
 // Sums that edits add to and subtract from are integers (picoseconds), so that they do not drift from a fresh plan's.
 inline int64_t Picoseconds(double ns) { return static_cast<int64_t>(ns * 1e3 + 0.5); }
 
+// What a nanosecond of reading and one of computing cost where a step is decided about.
+struct ResourcePrices {
+  double memory = 1, compute = 1;
+  bool operator==(const ResourcePrices&) const = default;
+};
+// All that PricesOf gives.
+inline constexpr std::array<ResourcePrices, 5> kPrices = {{{1, 1}, {1, 0.5}, {1, 0.25}, {0.5, 1}, {0.25, 1}}};
+// Of a step that reads so many tokens and computes for so long if everything is shared. The resource that binds has price 1; what
+// the other one has to spare makes it cheaper, down to a quarter (not to nothing: many nodes could each spend the same slack).
+// Steps of two keep prices, and with them the decisions of unchanged nodes, stable.
+inline ResourcePrices PricesOf(const CostModel& cost, int64_t tokens, int64_t compute_ps) {
+  const double memory = static_cast<double>(tokens) * cost.rates().read_ns, compute = static_cast<double>(compute_ps) * 1e-3;
+  const auto price = [](double mine, double other) { return mine >= other ? 1.0 : mine * 2 >= other ? 0.5 : 0.25; };
+  return {.memory = price(memory, compute), .compute = price(compute, memory)};
+}
+
 // The longest that a task is to be on its worker: no part of the worker's share of a step whose ranges take so long before any cut
 // that is hard to even out. It changes by 19 % at least, so that small edits leave it alone.
 double GrainNs(const CostModel& cost, int64_t ranges_ps);

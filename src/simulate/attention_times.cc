@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "attention/plan_problem.h"
-#include "attention/range_costs.h"
 
 namespace coppice::simulate {
 namespace {
@@ -59,7 +58,7 @@ AttentionTimes::AttentionTimes(std::span<const LayerKind> kinds, const attention
                       .kv_tile = kind.traits.kv_tile,
                       .tile_rows = kind.traits.dense_tile_rows,
                       .cuts_kv = kind.traits.cuts_kv});
-    kinds_.back().num_prices = kinds_.back().cost.has_latencies() ? 1 : kPrices.size();
+    kinds_.back().num_prices = kinds_.back().cost.has_latencies() ? 1 : attention::kPrices.size();
   }
 }
 
@@ -99,7 +98,7 @@ AttentionTimes::Readers AttentionTimes::Above(const Kind& kind, const Readers& b
 bool AttentionTimes::Shares(const Kind& kind, int64_t tokens, int64_t end, const Readers& readers, size_t prices) {
   if (readers.items < 2 || tokens == 0 || kind.window > 0) return false;
   const CostModel& cost = kind.cost;
-  const auto [memory_price, compute_price] = kPrices[prices];
+  const auto [memory_price, compute_price] = attention::kPrices[prices];
   const auto length = static_cast<double>(tokens);
   const double reread = memory_price * length * cost.RereadNs(tokens);
   const double apart =
@@ -202,15 +201,10 @@ void AttentionTimes::ChangeSamples(int32_t samples, int32_t prompt_tokens, Decod
 
 // ---------------------------------------------------------------------------------------------------------------------- prompts
 
-// The resource that a step which shares everything spends more of has price 1, the other one a half or a quarter
-// (SharePlan::SetPrices).
 size_t AttentionTimes::PricesOf(const Kind& kind, const Distinct& step) {
   if (kind.num_prices == 1) return 0;
-  const double memory = static_cast<double>(step.tokens) * kind.cost.rates().read_ns,
-               compute = static_cast<double>(step.compute_ps) * 1e-3;
-  const auto price = [](double mine, double other) { return mine >= other ? 1.0 : mine * 2 >= other ? 0.5 : 0.25; };
-  const ResourcePrices prices = {.memory = price(memory, compute), .compute = price(compute, memory)};
-  return static_cast<size_t>(std::ranges::find(kPrices, prices) - kPrices.begin());
+  const attention::ResourcePrices prices = attention::PricesOf(kind.cost, step.tokens, step.compute_ps);
+  return static_cast<size_t>(std::ranges::find(attention::kPrices, prices) - attention::kPrices.begin());
 }
 
 // The row tiles of a chunk.

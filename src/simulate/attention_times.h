@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/cost_model.h"
+#include "attention/range_costs.h"
 #include "attention/step_model.h"
 #include "coppice/core/status.h"
 #include "model/config.h"
@@ -43,14 +44,6 @@ struct AttentionStep {
   double bytes_read = 0, bytes_read_unshared = 0;
 };
 
-// What the planner takes a nanosecond of reading and one of computing to cost (SharePlan::SetPrices): the resource that a step
-// spends more of has price 1.
-struct ResourcePrices {
-  double memory, compute;
-  bool operator==(const ResourcePrices&) const = default;
-};
-inline constexpr std::array<ResourcePrices, 5> kPrices = {{{1, 1}, {1, 0.5}, {1, 0.25}, {0.5, 1}, {0.25, 1}}};
-
 // Layers of one spec.
 struct LayerKind {
   attention::AttentionSpec spec;
@@ -71,9 +64,9 @@ class AttentionTimes {
 
     Readers& Add(const Readers& other, int64_t times = 1);
   };
-  // At each of kPrices.
+  // At each of attention::kPrices.
   template <class T>
-  using ByPrices = std::array<T, kPrices.size()>;
+  using ByPrices = std::array<T, attention::kPrices.size()>;
 
   // What the decoding samples of one engine read, kept while they come and go. A piece of memory of its user's.
   struct Decoding {

@@ -431,7 +431,8 @@ void Replica::PlanSteps(double now) {
 }
 
 void Replica::Plan(double now) {
-  prompts_ = {};
+  prompts_.chunks.clear();
+  prompts_.nodes.clear();
   chunk_of_.clear();
   while (decode_rows_ > 0 && IsShortOfRoom()) PreemptNewest();
   const int32_t left = std::max(0, options_.max_batch_tokens - decode_rows_);

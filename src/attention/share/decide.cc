@@ -22,9 +22,7 @@ std::string_view Name(Decision decision) {
   return "?";
 }
 
-// Memory and compute time of the step if everything were shared. The resource that binds has price 1; what the other one has to
-// spare makes it cheaper, down to a quarter (not to nothing: many nodes could each spend the same slack). Steps of two keep
-// prices, and with them the decisions of unchanged nodes, stable.
+// By memory and compute time of the step if everything were shared (PricesOf).
 //
 // Where the machine's latencies are known, reads of tokens that others read too have the price that they have for a step that
 // shares nothing, and dense tiles that of their time: there they and streaming follow each other.
@@ -35,10 +33,7 @@ void SharePlan::SetPrices() {
     memory_price_ = reread_price;
     return;
   }
-  const double memory = static_cast<double>(step_tokens_) * problem_.cost.rates().read_ns,
-               compute = static_cast<double>(step_compute_ps_) * 1e-3;
-  const auto price = [](double mine, double other) { return mine >= other ? 1.0 : mine * 2 >= other ? 0.5 : 0.25; };
-  const double memory_price = price(memory, compute), compute_price = price(compute, memory);
+  const auto [memory_price, compute_price] = PricesOf(problem_.cost, step_tokens_, step_compute_ps_);
   if (memory_price != memory_price_ || compute_price != compute_price_) changes_->MarkAll();
   memory_price_ = memory_price;
   compute_price_ = compute_price;
