@@ -25,6 +25,14 @@ Status NcclLibrary::StatusOf(int result, const char* what) const {
   return Unavailable(std::string(what) + ": " + error_string(result) + "; NCCL_DEBUG=WARN in the environment says more");
 }
 
+Result<bool> NcclLibrary::IsDone(Handle handle) const {
+  int result = kSuccess;
+  COPPICE_RETURN_IF_ERROR(StatusOf(async_error(handle, &result), "ncclCommGetAsyncError"));
+  if (result == kInProgress) return false;
+  COPPICE_RETURN_IF_ERROR(StatusOf(result, "NCCL"));
+  return true;
+}
+
 Result<NcclLibrary> NcclLibrary::Load() {
   void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return Unavailable(std::string(dlerror()) + "; NCCL is in PyPI's nvidia-nccl-cu13");

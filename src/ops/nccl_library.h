@@ -41,6 +41,8 @@ class NcclLibrary {
   static constexpr int TypeOf(DType dtype) { return dtype == DType::kF32 ? kF32 : dtype == DType::kF16 ? kF16 : kBF16; }
   // OK for kSuccess; UNAVAILABLE with `what` and the library's reason.
   Status StatusOf(int result, const char* what) const;
+  // Whether the last call on the handle is done; errors as StatusOf.
+  Result<bool> IsDone(Handle handle) const;
   // Whether buffers may lie in host memory. NCCL's own take a GPU's alone; one made for tests says so by the symbol
   // coppice_nccl_takes_host_memory.
   bool takes_host_memory() const { return takes_host_memory_; }

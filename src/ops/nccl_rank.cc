@@ -53,16 +53,14 @@ Status NcclRank::Connect(const Place& place, const MayWait& may_wait) {
   NcclConfig config;
   config.blocking = 0;
   const int result = nccl_.init_rank(&handle_, place.size, place.group, place.rank, &config);
-  if (result != NcclLibrary::kInProgress) COPPICE_RETURN_IF_ERROR(nccl_.StatusOf(result, "ncclCommInitRankConfig"));
-  return Settle(may_wait);
+  return Settle(result, "ncclCommInitRankConfig", may_wait);
 }
 
 Status NcclRank::WarmUp(const MayWait& may_wait) {
   COPPICE_ASSIGN_OR_RETURN(number_, device_.Allocate(sizeof(float)));
   const int result =
       nccl_.all_reduce(number_.data(), number_.data(), 1, NcclLibrary::kF32, NcclLibrary::kSum, handle_, stream_->get());
-  if (result != NcclLibrary::kInProgress) COPPICE_RETURN_IF_ERROR(nccl_.StatusOf(result, "ncclAllReduce"));
-  COPPICE_RETURN_IF_ERROR(Settle(may_wait));
+  COPPICE_RETURN_IF_ERROR(Settle(result, "ncclAllReduce", may_wait));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Event> mark, Mark());
   return Await(*mark, may_wait);
 }
@@ -72,8 +70,7 @@ Status NcclRank::Receive(void* to, int64_t count, int type, const MayWait& may_w
   return Keep([&]() -> Status {
     COPPICE_RETURN_IF_ERROR(device_.MakeCurrent());
     const int result = nccl_.broadcast(nullptr, to, static_cast<size_t>(count), type, /*root=*/0, handle_, stream_->get());
-    if (result != NcclLibrary::kInProgress) COPPICE_RETURN_IF_ERROR(nccl_.StatusOf(result, "ncclBroadcast"));
-    return Settle(may_wait);
+    return Settle(result, "ncclBroadcast", may_wait);
   }());
 }
 
@@ -90,19 +87,17 @@ Status NcclRank::Await(const Event& mark, const MayWait& may_wait) {
     for (Pause pause;; pause()) {
       COPPICE_ASSIGN_OR_RETURN(const bool is_done, device_.IsDone(mark));
       if (is_done) return OkStatus();
-      int result = NcclLibrary::kSuccess;
-      COPPICE_RETURN_IF_ERROR(nccl_.StatusOf(nccl_.async_error(handle_, &result), "ncclCommGetAsyncError"));
-      if (result != NcclLibrary::kInProgress) COPPICE_RETURN_IF_ERROR(nccl_.StatusOf(result, "NCCL"));
+      COPPICE_RETURN_IF_ERROR(nccl_.IsDone(handle_).status());
       COPPICE_RETURN_IF_ERROR(may_wait());
     }
   }());
 }
 
-Status NcclRank::Settle(const MayWait& may_wait) {
+Status NcclRank::Settle(int result, const char* what, const MayWait& may_wait) {
+  if (result != NcclLibrary::kInProgress) COPPICE_RETURN_IF_ERROR(nccl_.StatusOf(result, what));
   for (Pause pause;; pause()) {
-    int result = NcclLibrary::kSuccess;
-    COPPICE_RETURN_IF_ERROR(nccl_.StatusOf(nccl_.async_error(handle_, &result), "ncclCommGetAsyncError"));
-    if (result != NcclLibrary::kInProgress) return nccl_.StatusOf(result, "NCCL");
+    COPPICE_ASSIGN_OR_RETURN(const bool is_done, nccl_.IsDone(handle_));
+    if (is_done) return OkStatus();
     COPPICE_RETURN_IF_ERROR(may_wait());
   }
 }

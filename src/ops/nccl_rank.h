@@ -49,8 +49,8 @@ class NcclRank {
   // Ends the group if the status is no OK, which it returns.
   Status Keep(Status status);
   Status CheckOpen() const;
-  // NCCL's last call is done, so that another may be made.
-  Status Settle(const MayWait& may_wait);
+  // Returns when the call `what`, which returned `result`, is done, so that another may be made.
+  Status Settle(int result, const char* what, const MayWait& may_wait);
 
   const NcclLibrary& nccl_;
   Device& device_;

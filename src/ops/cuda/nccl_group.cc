@@ -51,11 +51,7 @@ class NcclGroup final : public CommunicatorGroup {
   std::unique_ptr<Communicator> MakeRank(int rank) override;
   void EnterThread(int rank) const override { cudaSetDevice(ordinals_[rank]); }
   Status CheckDone() const override {
-    for (const NcclLibrary::Handle communicator : communicators_) {
-      int result = NcclLibrary::kSuccess;
-      COPPICE_RETURN_IF_ERROR(nccl_->StatusOf(nccl_->async_error(communicator, &result), "ncclCommGetAsyncError"));
-      if (result != NcclLibrary::kInProgress) COPPICE_RETURN_IF_ERROR(nccl_->StatusOf(result, "NCCL"));
-    }
+    for (const NcclLibrary::Handle communicator : communicators_) COPPICE_RETURN_IF_ERROR(nccl_->IsDone(communicator).status());
     return OkStatus();
   }
 

@@ -121,14 +121,14 @@ Result<std::string> ArrivedWeights::ChecksumOf(const WeightTensor& tensor) const
   for (const int64_t size : tensor.shape) bytes *= static_cast<size_t>(size);
   const auto* data = static_cast<const std::byte*>(tensor.data);
   Buffer copy;
-  if (mapped_) {
+  if (mapped_ || device_ != nullptr) {
     COPPICE_ASSIGN_OR_RETURN(copy, Buffer::Allocate(bytes));
-    COPPICE_RETURN_IF_ERROR(mapped_->CopyToHost(static_cast<size_t>(data - mapped_->data().data()), copy.Span<std::byte>()));
-    data = copy.data();
-  } else if (device_ != nullptr) {
-    COPPICE_ASSIGN_OR_RETURN(copy, Buffer::Allocate(bytes));
-    COPPICE_RETURN_IF_ERROR(device_->Copy(copy.data(), data, bytes, nullptr));
-    COPPICE_RETURN_IF_ERROR(device_->Synchronize(Stream{nullptr}));
+    if (mapped_) {
+      COPPICE_RETURN_IF_ERROR(mapped_->CopyToHost(static_cast<size_t>(data - mapped_->data().data()), copy.Span<std::byte>()));
+    } else {
+      COPPICE_RETURN_IF_ERROR(device_->Copy(copy.data(), data, bytes, nullptr));
+      COPPICE_RETURN_IF_ERROR(device_->Synchronize(Stream{nullptr}));
+    }
     data = copy.data();
   }
   std::array<unsigned char, SHA256_DIGEST_LENGTH> hash;

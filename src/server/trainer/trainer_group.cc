@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/math.h"
 #include "server/trainer/pickled_id.h"
 
 namespace coppice::server {
@@ -64,7 +65,7 @@ std::vector<TrainerGroup::Part> TrainerGroup::Divide(std::span<const SegmentTens
   for (const SegmentTensor& tensor : tensors) {
     if (is_full) parts.emplace_back().is_packed = packed;
     Part& part = parts.back();
-    if (!packed) part.bytes = (part.bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (!packed) part.bytes = RoundUp(part.bytes, kAlignment);
     part.offsets.push_back(part.bytes);
     part.tensors.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .device = kind});
     part.bytes += tensor.bytes;
