@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
-#include "cli/eval/json_lines.h"
 #include "cli/eval/run_requests.h"
+#include "cli/eval/sampled.h"
 #include "cli/eval/sandbox.h"
 #include "cli/eval/task.h"
 #include "core/check.h"
@@ -64,11 +63,7 @@ Result<EvalResult> Run(const CodeTask& task, Engine& engine, const EvalProgress&
   COPPICE_ASSIGN_OR_RETURN(const Sandbox sandbox, Check(task, engine));
   std::vector<Request> requests;
   for (const CodeProblem& problem : task.problems) {
-    Request request{.n = task.samples, .max_tokens = task.max_tokens, .stop = problem.stop};
-    request.sampling.temperature = task.temperature;
-    request.sampling.top_p = task.top_p;
-    request.sampling.seed = task.seed;
-    COPPICE_ASSIGN_OR_RETURN(request.prompt_ids, engine.tokenizer()->Encode(problem.prompt));
+    COPPICE_ASSIGN_OR_RETURN(Request request, RequestOf(problem, task, engine));
     requests.push_back(std::move(request));
   }
   COPPICE_ASSIGN_OR_RETURN(
@@ -106,16 +101,7 @@ EvalTask MakeTask(CodeTask task) {
 }
 
 Result<std::vector<CodeProblem>> ParseProblems(const std::string& text) {
-  std::vector<CodeProblem> problems;
-  COPPICE_RETURN_IF_ERROR(ForEachJsonLine(text, [&](const nlohmann::json& line) -> Status {
-    CodeProblem problem;
-    COPPICE_RETURN_IF_ERROR(TakeText(line, "prompt", &problem.prompt));
-    COPPICE_RETURN_IF_ERROR(TakeText(line, "tests", &problem.tests));
-    if (line.contains("stop")) COPPICE_RETURN_IF_ERROR(TakeTexts(line, "stop", &problem.stop));
-    problems.push_back(std::move(problem));
-    return OkStatus();
-  }));
-  return problems;
+  return ParseSampledProblems(text, "tests", &CodeProblem::tests);
 }
 
 }  // namespace coppice::cli

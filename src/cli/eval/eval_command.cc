@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "cli/bench/bench_support.h"
@@ -173,6 +174,16 @@ Command AddChoice(CLI::App& eval) {
   });
 }
 
+// How each of a problem's samples is drawn; `noun`: what a sample is.
+void AddSampling(CLI::App& command, SampleSettings* settings, std::string_view noun) {
+  command.add_option("--max-tokens", settings->max_tokens, fmt::format("Tokens of a {} at most", noun))
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("-t,--temperature", settings->temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command.add_option("--top-p", settings->top_p, "Nucleus mass in (0, 1]")->capture_default_str();
+  AddParsed<uint64_t>(command, "--seed", settings->seed, ParseSeed, fmt::format("Of the {}s (default 1)", noun));
+}
+
 Command AddCode(CLI::App& eval) {
   const auto options = std::make_shared<Subcommand<CodeTask>>();
   CodeTask& task = options->task;
@@ -183,12 +194,7 @@ Command AddCode(CLI::App& eval) {
       ->check(CLI::Range(1, 100'000))
       ->capture_default_str();
   command->add_option("--k", task.k, "The k of pass@k")->delimiter(',')->capture_default_str();
-  command->add_option("--max-tokens", task.max_tokens, "Tokens of a program at most")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("-t,--temperature", task.temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("--top-p", task.top_p, "Nucleus mass in (0, 1]")->capture_default_str();
-  AddParsed<uint64_t>(*command, "--seed", task.seed, ParseSeed, "Of the programs (default 1)");
+  AddSampling(*command, &task, "program");
   command->add_option("--interpreter", task.interpreter, "Python, under /usr")->capture_default_str();
   command->add_option("--seconds", task.seconds, "Time that a program has")->check(CLI::Range(0.01, 3600.0))->capture_default_str();
   command->add_flag("--subprocesses", task.subprocesses,
@@ -212,12 +218,7 @@ Command AddVote(CLI::App& eval) {
                    "A sample's answer: the first group (or all) of the last match of this regex; commas do not count")
       ->check(NotEmpty())
       ->capture_default_str();
-  command->add_option("--max-tokens", task.max_tokens, "Tokens of a sample at most")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("-t,--temperature", task.temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("--top-p", task.top_p, "Nucleus mass in (0, 1]")->capture_default_str();
-  AddParsed<uint64_t>(*command, "--seed", task.seed, ParseSeed, "Of the samples (default 1)");
+  AddSampling(*command, &task, "sample");
   return Finish<VoteTask>(*command, options, [](const std::string& text, VoteTask* task) -> Status {
     COPPICE_ASSIGN_OR_RETURN(task->problems, ParseVoteProblems(text));
     return OkStatus();

@@ -47,29 +47,33 @@ struct ChoiceQuestion {
 struct ChoiceTask {
   std::vector<ChoiceQuestion> questions;
 };
-struct CodeProblem {
-  std::string prompt, tests;
+// A beginning that several samples go on from.
+struct SampledProblem {
+  std::string prompt;
   std::vector<std::string> stop;
 };
-struct CodeTask {
-  std::vector<CodeProblem> problems;
-  int32_t samples = 10, max_tokens = 256;
-  float temperature = 0.8f, top_p = 0.95f;
+struct SampleSettings {
+  int32_t samples = 1, max_tokens = 256;  // of each problem, of each sample
+  float temperature = 1, top_p = 1;
   uint64_t seed = 1;
+};
+struct CodeProblem : SampledProblem {
+  std::string tests;
+};
+struct CodeTask : SampleSettings {
+  CodeTask() : SampleSettings{.samples = 10, .temperature = 0.8f, .top_p = 0.95f} {}
+  std::vector<CodeProblem> problems;
   std::vector<int32_t> k = {1};  // pass@k
   std::string interpreter = "/usr/bin/python3";
   double seconds = 5;         // of a program
   bool subprocesses = false;  // whether a program may start processes
 };
-struct VoteProblem {
-  std::string prompt, answer;
-  std::vector<std::string> stop;
+struct VoteProblem : SampledProblem {
+  std::string answer;
 };
-struct VoteTask {
+struct VoteTask : SampleSettings {
+  VoteTask() : SampleSettings{.samples = 40, .temperature = 0.7f} {}
   std::vector<VoteProblem> problems;
-  int32_t samples = 40, max_tokens = 256;
-  float temperature = 0.7f, top_p = 1.0f;
-  uint64_t seed = 1;
   std::string pattern = R"(answer is \$?(-?[0-9][0-9,]*))";  // of ExtractAnswer
 };
 

@@ -2,11 +2,10 @@
 // et al. 2023; GSM8K in Hydragen, table 1).
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "cli/eval/json_lines.h"
 #include "cli/eval/run_requests.h"
+#include "cli/eval/sampled.h"
 #include "cli/eval/task.h"
 #include "coppice/engine/ranking.h"
 #include "core/check.h"
@@ -31,11 +30,7 @@ Result<EvalResult> Run(const VoteTask& task, Engine& engine, const EvalProgress&
   COPPICE_RETURN_IF_ERROR(Check(task, engine));
   std::vector<Request> requests;
   for (const VoteProblem& problem : task.problems) {
-    Request request{.n = task.samples, .max_tokens = task.max_tokens, .stop = problem.stop};
-    request.sampling.temperature = task.temperature;
-    request.sampling.top_p = task.top_p;
-    request.sampling.seed = task.seed;
-    COPPICE_ASSIGN_OR_RETURN(request.prompt_ids, engine.tokenizer()->Encode(problem.prompt));
+    COPPICE_ASSIGN_OR_RETURN(Request request, RequestOf(problem, task, engine));
     requests.push_back(std::move(request));
   }
   const auto problems = std::ssize(task.problems);
@@ -69,16 +64,7 @@ EvalTask MakeTask(VoteTask task) {
 }
 
 Result<std::vector<VoteProblem>> ParseVoteProblems(const std::string& text) {
-  std::vector<VoteProblem> problems;
-  COPPICE_RETURN_IF_ERROR(ForEachJsonLine(text, [&](const nlohmann::json& line) -> Status {
-    VoteProblem problem;
-    COPPICE_RETURN_IF_ERROR(TakeText(line, "prompt", &problem.prompt));
-    COPPICE_RETURN_IF_ERROR(TakeText(line, "answer", &problem.answer));
-    if (line.contains("stop")) COPPICE_RETURN_IF_ERROR(TakeTexts(line, "stop", &problem.stop));
-    problems.push_back(std::move(problem));
-    return OkStatus();
-  }));
-  return problems;
+  return ParseSampledProblems(text, "answer", &VoteProblem::answer);
 }
 
 }  // namespace coppice::cli
