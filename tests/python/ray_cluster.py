@@ -15,6 +15,19 @@ from server_process import ROOT, free_port  # noqa: E402
 LOOPBACK = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's address in its network
 
 
+def processes(matches):
+    """Of this machine's processes those whose arguments match: their parents' ids by their own."""
+    found = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                arguments = file.read().decode(errors="replace").split("\0")
+            if matches(arguments):
+                with open(f"/proc/{entry}/stat", encoding="utf-8") as file:
+                    found[int(entry)] = int(file.read().rpartition(")")[2].split()[1])
+    return found
+
+
 @contextlib.contextmanager
 def cluster(folder, cpus):
     """The environment of the drivers of a Ray cluster of one node, which ends with its block. Temporary files of all are in `folder`."""

@@ -17,7 +17,7 @@ import unittest
 import urllib.error
 import urllib.request
 
-from ray_cluster import cluster
+from ray_cluster import cluster, processes
 from program import ROOT, default_model_or_skip
 from server_process import free_port
 
@@ -76,15 +76,7 @@ class RayServe(unittest.TestCase):
 
     def servers(self):
         """How many run, without the processes that they have forked."""
-        parents = {}
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    arguments = file.read().decode(errors="replace").split("\0")
-                with open(f"/proc/{entry}/stat", encoding="ascii") as file:
-                    parent = file.read().rpartition(")")[2].split()[1]
-                if "serve" in arguments[1:2] and str(self.kv_cache) in arguments:
-                    parents[entry] = parent
+        parents = processes(lambda arguments: "serve" in arguments[1:2] and str(self.kv_cache) in arguments)
         return sum(parent not in parents for parent in parents.values())
 
     def wait_for(self, condition, what):

@@ -11,7 +11,7 @@ import tempfile
 import time
 import unittest
 
-from ray_cluster import cluster
+from ray_cluster import cluster, processes
 
 from batch_jobs import answers, computed_prompt_tokens, group_of, records, write_groups
 from program import COPPICE, coppice, default_model_or_skip
@@ -22,15 +22,8 @@ DEADLINE = 900  # seconds, of a run on a machine with other work
 
 def programs(folder):
     """Of the workers whose temporary files are in `folder`: their `coppice batch` by process id, and the worker's."""
-    found = {}
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                arguments = file.read().decode(errors="replace").split("\0")
-            if arguments[1:2] == ["batch"] and arguments[2].startswith(os.path.join(folder, "coppice-ray-")):
-                with open(f"/proc/{entry}/stat", encoding="utf-8") as file:
-                    found[int(entry)] = int(file.read().rpartition(")")[2].split()[1])
-    return found
+    begin = os.path.join(folder, "coppice-ray-")
+    return processes(lambda arguments: arguments[1:2] == ["batch"] and arguments[2].startswith(begin))
 
 
 class RayBatch(unittest.TestCase):
