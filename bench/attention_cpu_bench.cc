@@ -60,7 +60,7 @@ void Interleave(std::vector<Contestant>& contestants, int turns, double burst_s)
   }
 }
 
-// What a kernel call needs, one worker's: queries in a row, `tokens` of KV in pages that lie one after the other.
+// Operands of one worker's kernel call: consecutive queries, `tokens` of KV in pages that lie one after the other.
 class Problem {
  public:
   Problem(const cpu::TileKernel& kernel, int32_t head_dim, int32_t rows, int32_t tokens)

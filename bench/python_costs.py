@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What Python costs over C++: the package's import, `LLM.generate` of 64 samples beside `coppice run`, an update of a plan and a run of
+"""Costs of Python over C++: the package's import, `LLM.generate` of 64 samples beside `coppice run`, an update of a plan and a run of
 attention, and what many runs leave behind.
 
 The two generations alternate, each in a process of its own; compared are a prompt's seconds from its call to its last sample in Python and

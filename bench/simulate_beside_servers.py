@@ -6,8 +6,8 @@
 
 The trace is a chat mix of `coppice simulate --chats`, its pieces made of random tokens, but for answers, which later turns repeat as the
 servers gave them. Each request goes, at its time, to the server that the simulated policy sends it to. The servers begin with empty
-caches and have one thread each. What steps take is measured first, by as many `coppice bench steps` at once as there are servers, and what
-a request takes beside steps by a server that runs no model. Without --machine `coppice bench calibrate` measures attention's constants, by
+caches and have one thread each. Step times are measured first, by as many `coppice bench steps` at once as there are servers, and a
+request's time beside steps by a server that runs no model. Without --machine `coppice bench calibrate` measures attention's constants, by
 which the servers plan, too. With --null-step MS servers run no model, and each of their steps takes so long: hits, steps and latencies are
 compared without what a machine's other work does to them; they count no reads.
 
@@ -229,7 +229,7 @@ def middle(values):
 
 
 def measure(forecasts, replicas, machine, options):
-    """What servers make of the requests, each of which is sent to the replica of its place; and what this run says of itself."""
+    """Measurements of the servers, request i sent to server replicas[i]; and the run's own: late requests, load, seconds."""
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(Server(options, machine, options.null_step)) for _ in range(options.servers)]
         begin, busy, own = time.perf_counter(), busy_seconds(), time.process_time()

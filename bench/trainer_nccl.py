@@ -4,9 +4,9 @@ lie in this process's memory of one GPU, the server runs on another.
 
     bench/trainer_nccl.py [--coppice build/cuda/coppice] [--model bench/models/llama3-8b/config.json] [--repeats 5] [--server-gpu 0] [--trainer-gpu 1]
 
-It needs PyTorch with CUDA. Messages, store and calls are those of vLLM 0.26's NCCLWeightTransferEngine, packed and not. What the server says with the new
-weights is compared with what it says after the same bytes have come by shared memory: greedy tokens must be equal, and others than before. Prints one
-line of JSON, with the seconds of a copy of as many bytes from one GPU to the other, which is the bound."""
+It needs PyTorch with CUDA. Messages, store and calls are those of vLLM 0.26's NCCLWeightTransferEngine, packed and not. The server's output with the new
+weights is compared with its output after the same bytes have come by shared memory: greedy tokens must be equal, and others than before. Prints one line
+of JSON, with the seconds of a copy of as many bytes from one GPU to the other, which is the bound."""
 
 import argparse
 import ctypes

@@ -5,6 +5,11 @@ Each mode draws its own samples at temperature 1 (`coppice batch`); the trainer 
 weights of the same file, given the same tokens. Needs torch, transformers, gguf and accelerate.
 
     bench/trainer_parity.py --program build/dev/coppice MODEL.gguf
+
+Rollouts of a GPU can be drawn on one machine, which needs Python alone, and scored on another:
+
+    bench/trainer_parity.py --program build/cuda/coppice --device cuda --modes bf16 "bf16, head f32" --draw-into drawn.json MODEL.gguf
+    bench/trainer_parity.py --program build/dev/coppice --drawn drawn.json MODEL.gguf
 """
 
 import argparse
@@ -12,9 +17,6 @@ import json
 import os
 import subprocess
 import tempfile
-
-import torch
-import transformers
 
 BF16 = ["--weights", "bf16"]
 MODES = {
@@ -37,25 +39,41 @@ def draw(arguments, options, folder):
             body = {"prompt": prompt, "n": arguments.samples, "max_tokens": arguments.max_tokens, "temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0,
                     "repetition_penalty": 1, "seed": i, "logprobs": 0, "return_token_ids": True, "ignore_eos": True}
             file.write(json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body}) + "\n")
-    subprocess.run([arguments.program, "batch", "--model", arguments.model, "--device", "cpu", *options, source, output], check=True,
+    subprocess.run([arguments.program, "batch", "--model", arguments.model, "--device", arguments.device, *options, source, output], check=True,
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     samples = []
     with open(output, encoding="utf-8") as file:
         for line in sorted(map(json.loads, file), key=lambda line: line["custom_id"]):
             for choice in line["response"]["body"]["choices"]:
                 samples.append((choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"]["token_logprobs"]))
+    os.remove(output)
     return samples
 
 
-@torch.no_grad()
+def load_trainers(path):
+    """By name of the dtype."""
+    import torch
+    import transformers
+
+    folder, name = os.path.split(os.path.abspath(path))
+    transformers.utils.logging.disable_progress_bar()
+    dense = transformers.GgufConfig(gguf_file=name, dequantize=True)
+    print(f"{name}, transformers {transformers.__version__}, torch {torch.__version__}")
+    return {dtype: transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, quantization_config=dense, dtype=getattr(torch, dtype)).eval()
+            for dtype in ("float32", "bfloat16")}
+
+
 def score(model, samples):
     """The trainer's log-probabilities of the samples' tokens; samples of a prompt are a batch."""
+    import torch
+
     scores = []
     for begin in range(0, len(samples), len(samples) // len(PROMPTS)):
         batch = samples[begin : begin + len(samples) // len(PROMPTS)]
         prompt = len(batch[0][0])
         ids = torch.tensor([ids + tokens for ids, tokens, _ in batch])
-        logits = model(ids).logits[:, prompt - 1 : -1].float().log_softmax(-1)
+        with torch.no_grad():
+            logits = model(ids).logits[:, prompt - 1 : -1].float().log_softmax(-1)
         scores += logits.gather(-1, ids[:, prompt:, None])[..., 0].tolist()
     return scores
 
@@ -77,19 +95,24 @@ def main():
     parser.add_argument("--samples", type=int, default=8, help="of each prompt")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--modes", nargs="*", default=list(MODES))
+    parser.add_argument("--device", default="cpu", help="of the engine")
+    parser.add_argument("--draw-into", metavar="FILE", help="write the samples of each mode to this file and score nothing")
+    parser.add_argument("--drawn", metavar="FILE", help="score the samples of this file")
     arguments = parser.parse_args()
-    folder, name = os.path.split(os.path.abspath(arguments.model))
-    transformers.utils.logging.disable_progress_bar()
-    dense = transformers.GgufConfig(gguf_file=name, dequantize=True)
-    trainers = {dtype: transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, quantization_config=dense, dtype=getattr(torch, dtype)).eval()
-                for dtype in ("float32", "bfloat16")}
-    print(f"{name}, transformers {transformers.__version__}, torch {torch.__version__}; {len(PROMPTS)} prompts, {arguments.samples} samples of "
-          f"{arguments.max_tokens} tokens each")
-    print(f"{'engine':<24}{'trainer':<10}{'k1':>10}{'k3':>10}{'mean |d|':>10}{'largest':>10}{'tokens':>8}")
     with tempfile.TemporaryDirectory() as work:
-        for mode in arguments.modes:
-            samples = draw(arguments, MODES[mode], work)
-            os.remove(os.path.join(work, "out.jsonl"))
+        if arguments.draw_into:
+            drawn = {mode: draw(arguments, MODES[mode], work) for mode in arguments.modes}
+            with open(arguments.draw_into, "w", encoding="utf-8") as file:
+                json.dump(drawn, file)
+            return
+        trainers = load_trainers(arguments.model)
+        drawn = {}
+        if arguments.drawn:
+            with open(arguments.drawn, encoding="utf-8") as file:
+                drawn = json.load(file)
+        print(f"{'engine':<24}{'trainer':<10}{'k1':>10}{'k3':>10}{'mean |d|':>10}{'largest':>10}{'tokens':>8}")
+        for mode in drawn or arguments.modes:
+            samples = drawn.get(mode) or draw(arguments, MODES[mode], work)
             for dtype, model in trainers.items():
                 found = compare(arguments, samples, score(model, samples), work)
                 print(f"{mode:<24}{dtype:<10}{found['kl_k1']:>10.2e}{found['kl_k3']:>10.2e}{found['mean_difference']:>10.4f}"

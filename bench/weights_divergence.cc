@@ -1,4 +1,4 @@
-// What each form of weights costs in accuracy: the next-token distributions of a text's windows, beside those of the same weights
+// Accuracy lost by each form of weights: the next-token distributions of a text's windows, beside those of the same weights
 // in f32 with products and KV in f32. KL divergence in nats a token, largest and mean, and perplexity. One JSON object a line.
 //
 //   weights_divergence MODEL TEXT [window=512] [windows=2]

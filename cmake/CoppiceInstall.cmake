@@ -49,7 +49,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/CoppiceConfigVersion.cmak
 install(FILES ${PROJECT_BINARY_DIR}/CoppiceConfig.cmake ${PROJECT_BINARY_DIR}/CoppiceConfigVersion.cmake
   DESTINATION ${package_dir} COMPONENT attention)
 
-# For programs that are not built with CMake. What a static library needs is in Libs.private: `pkg-config --static`.
+# For programs that are not built with CMake. Libs.private has the dependencies of a static library: `pkg-config --static`.
 set(pc_core "")
 set(pc_private "")
 if(attention_type STREQUAL "STATIC_LIBRARY")

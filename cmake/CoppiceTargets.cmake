@@ -36,6 +36,8 @@ function(coppice_layer name)
   endif()
   set_source_files_properties(${ARG_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   set_target_properties(coppice_${name} PROPERTIES UNITY_BUILD ${COPPICE_UNITY} UNITY_BUILD_BATCH_SIZE 12)
+  # Sources that are compiled together are included, and GCC takes their anonymous namespaces for a header's.
+  target_compile_options(coppice_${name} PRIVATE $<$<AND:$<BOOL:${COPPICE_UNITY}>,$<COMPILE_LANG_AND_ID:CXX,GNU>>:-Wno-subobject-linkage>)
   set_target_properties(coppice_${name} PROPERTIES EXPORT_NAME ${name} INSTALL_RPATH $ORIGIN DEFINE_SYMBOL ""
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 endfunction()

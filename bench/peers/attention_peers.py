@@ -17,7 +17,7 @@ FlashInfer's columns stay empty where `flashinfer` (PyPI flashinfer-python) cann
 Host times, with uploads: plan_ms and step_ms are ours after a change of the tree and of a mean decode step with a change every 16;
 fi_plan is the fastest plan of FlashInfer's wrappers, which they need every step.
 
-Method: every contestant is captured in a CUDA graph and runs for 50 ms before it counts, since who is first after a pause is slower for
+Method: every contestant is captured in a CUDA graph and runs for 50 ms before it counts, since the first contestant after a pause is slower for
 some 10 ms; between replays 256 MB are written, so that the L2 is cold; the median of the replays counts, graph launch included. Bounds
 take the rates measured in the same run: W, a device-to-device copy (read + write), and C, a bf16 product of 8192-cubes. Each result is
 compared with float64 attention of three rows (relative L2 error).
@@ -80,7 +80,7 @@ HYBRIDS = {
 
 
 class Batch:
-    """What contestants compute: queries over one KV pool [page][K, V][kv head][slot][dim], pages in random order.
+    """Attention that contestants compute: queries over one KV pool [page][K, V][kv head][slot][dim], pages in random order.
 
     Subclasses have `requests`, forest(), passes(): (bytes, FLOP) of each part that serial kernels would compute, rows_to_check() and
     seen(row): the pages and the number of tokens of a row."""
@@ -229,8 +229,8 @@ class Coppice:
             raise RuntimeError(f"coppice_{name}: {text.value.decode()}")
 
     def contestant(self, tree, name):
-        """What to run, how to let go of it, and the host times of planning in ms, with the upload: after a request left or came, and of a
-        decode step, the mean over 64 of which every 16th begins with such a change."""
+        """Two functions, which run the plan and release it, and the host times of planning in ms, with the upload: after a request left
+        or came, and of a decode step, the mean over 64 of which every 16th begins with such a change."""
         policy, kernels, deterministic = OWN[name]
         context = self.contexts[kernels]
         parent, begin, end, leaves, queries, kv_len, page_rows = tree.forest()

@@ -5,7 +5,7 @@ llama.cpp runs through the low-level API of PyPI's llama-cpp-python (0.3.36 was 
     CMAKE_ARGS='-DGGML_NATIVE=ON "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse"' pip install llama-cpp-python==0.3.36
 Without the second flag GCC 12 drops stores that set up its AMX tiles, and it crashes on CPUs that have AMX (ggml-org/llama.cpp#20824, #26954).
 The prompt is prefilled once into sequence 0 and given to the other B - 1 by llama_memory_seq_cp; then every step decodes one token of
-each sequence with logits for every row. Its next tokens are fixed, so llama.cpp pays for no sampling; Coppice's figure contains its own.
+each sequence with logits for every row. Its next tokens are fixed, so llama.cpp spends no time on sampling; Coppice's figure contains its own.
 One untimed step comes first, in which llama.cpp copies KV where its flags make copies. Each measurement is a process of its own, so
 that peak memory is its own; repeats go round all cases, medians are reported.
 
@@ -41,7 +41,7 @@ PADDING = 256  # the KV cache's granularity
 
 
 def low_level_api():
-    """llama.h by name, told to be silent."""
+    """llama.h by name, silenced."""
     from llama_cpp import llama_cpp as api
     if not hasattr(low_level_api, "silent"):
         low_level_api.silent = api.llama_log_callback(lambda level, text, data: None)  # must outlive all calls

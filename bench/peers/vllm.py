@@ -2,15 +2,15 @@
 """Decode speed of vLLM beside Coppice on one GPU: random weights of a config.json, bf16, n samples of one prompt, temperature 1.
 
 vLLM 0.26.0 was used (it pins torch 2.11.0, built for CUDA 13); it runs in this process, scheduler and output side included, with
-its prefix cache on and its graphs captured up to the largest batch asked for. Two modes, each in a process of its own: its default,
-and with cascade attention allowed (disable_cascade_attn=False and the V1 model runner, the only one that has it). The prompt is
-computed once; then n requests with it are added before the first step. Tokens/s is n / mean step over the longest run of steps in
+its prefix cache on and its graphs captured up to the largest batch asked for. Modes, each in a process of its own: its default; with
+cascade attention allowed (disable_cascade_attn=False and the V1 model runner, the only one that has it); and its default with text
+made of the tokens, by a byte-level BPE of the model's vocabulary whose tokens are random syllables. The prompt is computed once; then n requests with it are added before the first step. Tokens/s is n / mean step over the longest run of steps in
 which each sample got one token, from about the 16th step to the last, and so without admission; Coppice's is that of `coppice bench
 decode --modes tree`, n / mean step once all samples run. A case of vLLM that takes longer than --case-seconds is stopped after eight
 such steps at least. With --groups, too: 16 groups of 32 requests, 2,048 tokens of text shared in a group, 128 own ones and 128
 generated each, all added at once: generated tokens over the whole time.
 
-Usage: vllm.py --config FOLDER [--modes default,cascade] [--coppice build/cuda/coppice] [--cases 4096x256,4096x1024] [--groups]
+Usage: vllm.py --config FOLDER [--modes default,cascade,detokenize] [--coppice build/cuda/coppice] [--cases 4096x256,4096x1024] [--groups]
                [--case-seconds 8] [--out FILE]
 FOLDER holds config.json (bench/models has some). One line a case, and with --out one JSON object a line. A start of vLLM takes about
 a minute.
@@ -23,41 +23,48 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
-# This folder comes first in the path, where this very file would hide the package of the same name.
-sys.path = [folder for folder in sys.path if os.path.abspath(folder or ".") != os.path.dirname(os.path.abspath(__file__))]
+import vllm_settings
+
+vllm_settings.hide_this_folder()
 
 TOKENS = 128  # of each sample
 GROUPS, PER_GROUP, SHARED, OWN = 16, 32, 2048, 128
-MODES = ("default", "cascade")
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_USE_DEEP_GEMM": "0",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "TOKENIZERS_PARALLELISM": "false",
-}
+NAMES = {"default": "vllm", "cascade": "vllm, cascade", "detokenize": "vllm, text"}  # by mode
+
+
+def write_tokenizer(folder, vocabulary):
+    """A byte-level BPE of so many tokens, 256 bytes and random syllables with and without a space before them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    source = random.Random(2)
+    tokens = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    while len(tokens) < vocabulary:
+        syllable = "".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(2, 7)))
+        tokens.setdefault(source.choice(("", "\u0120")) + syllable, len(tokens))
+    tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(os.path.join(folder, "tokenizer.json"))
+    with open(os.path.join(folder, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+        json.dump({"tokenizer_class": "PreTrainedTokenizerFast"}, file)
 
 
 class Vllm:
     """An engine that notes when each step ended and how many tokens it gave."""
 
-    def __init__(self, folder, max_samples, max_context, cascade):
-        os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
-        if cascade:
+    def __init__(self, folder, max_samples, max_context, mode, tokenizer=None):
+        vllm_settings.set_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0")
+        if mode == "cascade":
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         from vllm import LLM, SamplingParams
 
-        self.make_params = lambda tokens: SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=tokens, detokenize=False)
-        sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024) if size <= max_samples]
-        llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", enable_prefix_caching=True,
+        self.make_params = lambda tokens: SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=tokens, detokenize=tokenizer is not None)
+        llm = LLM(model=folder, load_format="dummy", tokenizer=tokenizer, skip_tokenizer_init=tokenizer is None, dtype="bfloat16", enable_prefix_caching=True,
                   max_num_seqs=max_samples, max_model_len=max_context, max_num_batched_tokens=16384, seed=0,
-                  disable_cascade_attn=not cascade, compilation_config={"cudagraph_capture_sizes": sizes})
+                  disable_cascade_attn=mode != "cascade", compilation_config={"cudagraph_capture_sizes": vllm_settings.capture_sizes(max_samples)})
         self.engine = llm.llm_engine
         self.steps = []  # (end, tokens)
         self.requests = 0
@@ -124,7 +131,7 @@ def decode_speed(steps, samples):
 
 
 def run_coppice(arguments):
-    """What a benchmark of ours writes as JSON."""
+    """The JSON report of one of our benchmarks."""
     report = f"/tmp/coppice_{os.getpid()}.json"
     try:
         subprocess.run([*arguments, "--out", report], check=True, stdout=subprocess.DEVNULL)
@@ -187,9 +194,11 @@ def measure_vllm(options, mode, report):
         vocabulary = json.load(file)["vocab_size"]
     longest = max([prompt for prompt, _ in options.cases] + [SHARED + OWN] * options.groups)
     most = max([samples for _, samples in options.cases] + [GROUPS * PER_GROUP] * options.groups)
-    peer = Vllm(options.config, most, longest + 256, mode == "cascade")
-    source = random.Random(1)
-    name = "vllm" if mode == "default" else "vllm, cascade"
+    with tempfile.TemporaryDirectory() as folder:
+        if mode == "detokenize":
+            write_tokenizer(folder, vocabulary)
+        peer = Vllm(options.config, most, longest + 256, mode, folder if mode == "detokenize" else None)
+    source, name = random.Random(1), NAMES[mode]
     peer.run([[source.randrange(3, vocabulary) for _ in range(64)]] * 4, 8)  # first calls, kernels compiled
     for prompt_tokens, samples in options.cases:
         prompt = [source.randrange(3, vocabulary) for _ in range(prompt_tokens)]
@@ -201,7 +210,7 @@ def measure_vllm(options, mode, report):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, help="folder with config.json")
-    parser.add_argument("--modes", type=lambda text: text.split(","), default=["default"], help="of vLLM: default, cascade")
+    parser.add_argument("--modes", type=lambda text: text.split(","), default=["default"], help="of vLLM: " + ", ".join(NAMES))
     parser.add_argument("--coppice", help="program to measure beside it")
     parser.add_argument("--cases", type=lambda text: [case(one) for one in text.split(",") if one], default=[(1, 256), (1024, 256), (4096, 256)],
                         help="prompt tokens x samples")
@@ -209,8 +218,8 @@ def main():
     parser.add_argument("--case-seconds", type=float, default=8, help="of vLLM")
     parser.add_argument("--out", help="JSON lines")
     options = parser.parse_args()
-    if not options.modes or any(mode not in MODES for mode in options.modes):
-        parser.error(f"--modes {','.join(options.modes)}: expected default, cascade or both")
+    if not options.modes or any(mode not in NAMES for mode in options.modes):
+        parser.error(f"--modes {','.join(options.modes)}: expected some of {', '.join(NAMES)}")
     if not options.cases and not options.groups:
         parser.error("nothing to measure: no --cases and no --groups")
     report = Report(options.out)

@@ -36,8 +36,9 @@ import subprocess
 import sys
 import time
 
-# This folder comes first in the path, where vllm.py would hide the package of that name.
-sys.path = [folder for folder in sys.path if os.path.abspath(folder or ".") != os.path.dirname(os.path.abspath(__file__))]
+import vllm_settings
+
+vllm_settings.hide_this_folder()
 
 TOKENS = 32  # of each sample
 BLOCK = 32
@@ -45,12 +46,11 @@ KV_GIB = 4
 
 
 def peer_environment(options):
-    """What vLLM sets for its worker processes, here for the one process."""
+    """Settings that vLLM gives its worker processes, here for the one process."""
     cores = ",".join(map(str, range(options.threads)))
     preloaded = [path for path in (options.tcmalloc, os.path.join(sys.prefix, "lib", "libiomp5.so")) if path]
-    return os.environ | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "VLLM_HOST_IP": "127.0.0.1",
+    return os.environ | vllm_settings.ENVIRONMENT | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0",
         "GLOO_SOCKET_IFNAME": "lo", "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
         "OMP_NUM_THREADS": str(options.threads), "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{cores}]", "KMP_BLOCKTIME": "5",
         "KMP_TPAUSE": "0", "CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": ":".join(preloaded)}

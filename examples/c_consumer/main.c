@@ -42,7 +42,7 @@ int main(void) {
                                         .branch_page_capacity = row_capacity,
                                         .num_page_slots = kRequests * kRowPages,
                                         .page_indices = pages};
-  /* A prefix this short does not pay to share; a real engine leaves that to the cost model. */
+  /* Sharing a prefix this short saves no time; a real engine leaves that to the cost model. */
   const coppice_plan_options plan_options = {.struct_size = sizeof(plan_options),
                                              .max_branches = kRequests,
                                              .max_queries = kRequests,

@@ -56,7 +56,7 @@ int main() {
 
   Serial executor;
   auto context = OrDie(Context::CreateCpu(&executor));
-  // A prefix this short does not pay to share; a real engine leaves that to the cost model.
+  // Sharing a prefix this short saves no time; a real engine leaves that to the cost model.
   const PlannerOptions options{.force_sharing = true};
   auto plan = OrDie(AttentionPlan::Create(*context, spec, {.max_branches = 3, .max_queries = 3, .max_page_slots = 12}, options));
   const KvLayerView kv = shape.View(pool.data());

@@ -1,6 +1,6 @@
 """Sub-agents that fork a conversation: each goes on from all that was said, with a task of its own, and the answers come back as one turn.
 
-What was said before is stored once and read once a step for all of them. Usage: forked_agents.py MODEL [AGENTS]
+The conversation is stored once and read once a step for all of them. Usage: forked_agents.py MODEL [AGENTS]
 """
 
 import sys

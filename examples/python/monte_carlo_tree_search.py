@@ -14,7 +14,7 @@ SIMULATIONS, CHILDREN, ROLLOUTS, EXPLORATION = 120, 12, 4, 1.5
 
 
 class Node:
-    """What has been said so far, as a sample that is kept."""
+    """The text so far, as a sample that is kept."""
 
     def __init__(self, sample, text, prior):
         self.sample, self.text, self.prior = sample, text, prior

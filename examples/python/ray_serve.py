@@ -1,9 +1,9 @@
 """Coppice's HTTP API on Ray Serve: replicas of `coppice serve`, started and stopped by load, each of which has the prompts that begin alike.
 
-    pip install 'coppice-llm' 'ray[serve]'
+    pip install . 'ray[serve]>=2.60'
     serve run examples.python.ray_serve:app model=/models/model.gguf      # from the repository's root; then http://127.0.0.1:8000/v1/...
 
-What Ray Serve gives: replicas, their number, restarts of those that fail, and the interface of request routers. The router here is
+Ray Serve starts replicas, chooses their number, restarts those that fail, and defines request routers. The router here is
 coppice_llm.ray_router's: requests whose prompts begin alike go to one replica, so that the KV is in its cache, unless that one has `bound` times the
 requests of all in the mean. Answers say in the header x-replica where they come from.
 """
@@ -21,8 +21,8 @@ from ray.serve.config import RequestRouterConfig
 
 from coppice_llm.__main__ import PROGRAM
 
-# Of a prompt, that its name is a hash of: characters of a text or of messages as JSON, or tokens. Long enough to tell system prompts
-# apart, and shorter than these are.
+# Of a prompt, that its name is a hash of: characters of a text or of messages as JSON, or tokens. Long enough to distinguish system
+# prompts apart, and shorter than these are.
 BEGINNING = 512
 MOST_REQUESTS = 256  # of a replica at once; others wait before it
 NOT_PASSED_ON = {"host", "content-length", "transfer-encoding", "connection"}
@@ -35,11 +35,11 @@ def prefix_name(body):
     try:
         fields = json.loads(body)
         prompt = fields.get("messages") or fields.get("input") or fields.get("prompt")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""
     if not prompt:
         return ""
-    is_plain = isinstance(prompt, str) or isinstance(prompt[0], int)
+    is_plain = isinstance(prompt, str) or (isinstance(prompt, list) and isinstance(prompt[0], int))
     beginning = prompt[:BEGINNING] if is_plain else json.dumps(prompt)[:BEGINNING]
     return hashlib.sha256(json.dumps(beginning).encode()).hexdigest()
 

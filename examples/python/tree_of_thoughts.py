@@ -1,7 +1,7 @@
 """Tree of thoughts (Yao et al. 2023) on the Game of 24: breadth first, the model's log-probabilities are the values of thoughts.
 
-A thought is a line. The most probable ones of a level are kept, and each is forked for the next level's; the others are pruned. What
-thoughts have in common is stored once and read once a step. Usage: tree_of_thoughts.py MODEL NUMBER NUMBER NUMBER NUMBER
+A thought is a line. The most probable ones of a level are kept, and each is forked for the next level's; the others are pruned. Tokens
+that thoughts have in common are stored once and read once a step. Usage: tree_of_thoughts.py MODEL NUMBER NUMBER NUMBER NUMBER
 """
 
 import sys

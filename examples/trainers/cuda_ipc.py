@@ -31,8 +31,8 @@ def call(function, *arguments):
 def share(pointer):
     """Fields "transport", "device", "handle" and "offset" of update_info for memory at `pointer`, an integer such as a tensor's data_ptr().
 
-    `offset` is that of the memory in its allocation: add it to the tensors' own. What wrote the memory must be done
-    (torch.cuda.synchronize()) before the server is told, and the memory must stay until the server has answered.
+    `offset` is that of the memory in its allocation: add it to the tensors' own. Writes to the memory must be done
+    (torch.cuda.synchronize()) before the server is notified, and the memory must stay until the server has answered.
     """
     address = ctypes.c_uint64(pointer)
     context = ctypes.c_void_p()

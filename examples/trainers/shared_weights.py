@@ -13,7 +13,7 @@ ALIGNMENT = 64
 
 
 class SharedWeights:
-    """`send(update_info)` tells the server of a bucket, as `update_info` of POST /update_weights. When it returns, the server has copied the bucket,
+    """`send(update_info)` notifies the server of a bucket, as `update_info` of POST /update_weights. When it returns, the server has copied the bucket,
     and the segment is free for the next one. Call close() at the end: the segment outlives the process otherwise."""
 
     transport = "shared_memory"

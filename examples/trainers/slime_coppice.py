@@ -126,10 +126,21 @@ class CoppiceEngine:
     def _no_transport(self, *_, **__):
         raise NotImplementedError("weights come from a folder (--update-weight-transport disk) or by update_weights_from_shared_memory")
 
-    init_weights_update_group = update_weights_from_distributed = update_weights_from_tensor = pull_weights = _no_transport
+    update_weights_from_tensor = pull_weights = _no_transport
+
+    def init_weights_update_group(self, master_address, master_port, rank_offset, world_size, group_name, backend="nccl"):
+        """Joins the trainer's group for what it broadcasts by NCCL."""
+        return self.ask("POST", "/init_weights_update_group", {
+            "master_address": master_address, "master_port": master_port, "rank_offset": rank_offset, "world_size": world_size, "group_name": group_name,
+            "backend": backend})
+
+    def update_weights_from_distributed(self, names, dtypes, shapes, group_name, flush_cache=False, weight_version=None):
+        body = {"names": names, "dtypes": [str(dtype) for dtype in dtypes], "shapes": [list(shape) for shape in shapes], "group_name": group_name,
+                "flush_cache": flush_cache}
+        return self.ask("POST", "/update_weights_from_distributed", body if weight_version is None else body | {"weight_version": str(weight_version)})
 
     def destroy_weights_update_group(self, group_name):
-        """There is none."""
+        return self.ask("POST", "/destroy_weights_update_group", {"group_name": group_name})
 
     def post_process_weights(self, restore_weights_before_load=False, post_process_quantization=False):
         """Nothing is left to do when an update has ended."""

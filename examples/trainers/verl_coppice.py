@@ -212,7 +212,7 @@ class CoppiceReplica(RolloutReplica):
 
 
 class ServerAdapter(BaseRollout):
-    """In each worker: the first one of a replica tells its server when memory and weights come and go."""
+    """In each worker: the first one of a replica notifies its server when memory and weights come and go."""
 
     def __init__(self, config, model_config, device_mesh, replica_rank=-1):
         super().__init__(config, model_config, device_mesh)

@@ -6,7 +6,6 @@ Ravishankar 1998). A server that has `bound` times the mean of the requests unde
 """
 
 import hashlib
-import math
 
 
 def _weight(name, place):
@@ -28,7 +27,7 @@ class BoundedHash:
     def order(self, name, places):
         """The places to try for one more request, best first: by the name's hash those below the bound, then the others by load. Without a name all
         are tried by load."""
-        most = math.ceil(self._bound * (sum(map(self.load, places)) + 1) / len(places))
+        most = self._bound * (sum(map(self.load, places)) + 1) / len(places)
         below = [place for place in places if name and self.load(place) < most]
         below.sort(key=lambda place: _weight(name, place), reverse=True)
         return below + sorted(set(places).difference(below), key=lambda place: (self.load(place), place))

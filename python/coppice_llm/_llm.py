@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import sys
 import weakref
@@ -11,12 +12,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from typing import Any
 
 from . import _native
-from ._types import Chat, Completion, Prompt, SampleInfo, SamplingParams, Score, dump, is_list, is_one, prompt_field
+from ._types import Chat, Completion, Prompt, SampleInfo, SamplingParams, Score, dump, is_chat, is_list, is_one, prompt_field
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Kept = Completion | _native.Sample
 
-_PREFIX = "coppice_llm.save_prefix"  # the pin under which a prefix is computed to be saved
+_PREFIXES = itertools.count(1)  # of each save_prefix, which pins its prompt under a name of its own
 
 
 class Explanation(dict[str, Any]):
@@ -79,7 +80,9 @@ class LLM:
             gpu_memory_utilization: share of a GPU's memory, in (0, 1].
             max_running: samples that decode at the same moment.
             max_batch_tokens: tokens of a step. chunk: prompt tokens of a step; 0: what is left, -1: measured.
+            target_tbt: seconds between two tokens of a sample, as far as prompts have a part in them; 0: no target.
             max_context: tokens; 0: the model's. max_waiting: samples that wait at most; 0: any number.
+            kv_split: "auto", "heads" or "tokens", what of KV ranks divide.
             num_threads: 0: one a core. page_size: tokens, 1 to 256. steps_ahead: 0, 1, or -1 for the device's default.
             deterministic: a request's bits depend on nothing but the request.
             draft: "none", "ngram" or "model"; draft_tokens, draft_model_path.
@@ -94,6 +97,8 @@ class LLM:
             if not device or not all(device):
                 raise ValueError(f"device={device!r:.100}: expected a device for each rank")
             device = ",".join(device)
+        import numpy  # noqa: F401  log-probabilities are its arrays; a Ctrl-C in its import, in a call, would lose samples
+
         self._native = _native.Engine({"model_path": os.fspath(model), "device": device, **options})
         self._model = self._native.model()
         _open.add(self)
@@ -115,6 +120,8 @@ class LLM:
     def chat(self, messages: Chat, params: Params = None, tools: Sequence[Mapping[str, Any]] | None = None,
              keep: bool = False) -> list[Completion]:
         """Samples of the next message of a chat; `tools`: functions as OpenAI's API has them, which the model's template shows."""
+        if not is_chat(messages):
+            raise TypeError(f"messages={messages!r:.100}: expected a list of messages")
         extra = {"tools": list(tools)} if tools else {}
         return _whole(self._prepare(_bodies([messages], params, extra), True, keep))
 
@@ -148,7 +155,7 @@ class LLM:
         sample: a Completion of a call with keep=True, or its `sample`; children can be forked likewise.
         n: children. keep_tokens: of the tokens behind the prompt, so many first ones; None: all.
         seed: child i draws as sample i of a request of that seed; None: as no other sample does.
-        params: how children draw, and max_tokens; None: as the sample. What it says of stops or forms of output is an error.
+        params: how children draw, and max_tokens; None: as the sample. Stops or forms of output in it are an error.
         max_tokens: of each child, behind those that it begins with. None: those that the sample may still have; of a sample that has
         ended, as many as its request said.
 
@@ -178,7 +185,7 @@ class LLM:
         """Puts a text or token ids behind a sample, such as a tool's answer or a user's turn, and lets it go on.
 
         One that has ended and is kept goes on for max_tokens of its request: the Completion has what comes behind them, and is of the
-        same sample. One that still goes on in a stream has them behind the tokens that it has by now, which describe tells. The
+        same sample. One that still goes on in a stream has them behind the tokens that it has by now, which describe reports. The
         Completion is empty at once, without a finish_reason, and the stream has what comes behind them; max_tokens stays.
 
         RuntimeError: its prompt is not computed yet. KeyError as of fork.
@@ -253,7 +260,7 @@ class LLM:
         body = prompt_field("prompt", prompt) | {"max_tokens": 0}
         call = self._native.pin(dump(body), name)
         call.submit()
-        call.take()
+        call.take([])
 
     def unpin(self, name: str) -> None:
         """KeyError: nothing is pinned under that name."""
@@ -261,11 +268,13 @@ class LLM:
 
     def save_prefix(self, prompt: Prompt, path: str | os.PathLike[str]) -> None:
         """Computes a prompt and writes its tokens and KV to a file, which load_prefix of an equal model reads."""
-        self.pin(prompt, _PREFIX)
+        name = f"coppice_llm.save_prefix.{next(_PREFIXES)}"
         try:
-            self._native.save_prefix(_PREFIX, os.fspath(path))
+            self.pin(prompt, name)
+            self._native.save_prefix(name, os.fspath(path))
         finally:
-            self._native.unpin(_PREFIX)
+            with contextlib.suppress(KeyError):  # it was not computed
+                self._native.unpin(name)
 
     def load_prefix(self, path: str | os.PathLike[str], name: str | None = None) -> None:
         """Reads such a file and pins its prompt under `name` (None: the path): prompts that begin with it find its KV."""
@@ -283,7 +292,7 @@ class LLM:
         when: what becomes of samples that run, as in pause.
         label: the caller's name of the weights, such as a training step.
 
-        What is cached is dropped. Errors: docs/weights.md.
+        Cached KV is dropped. Errors: docs/weights.md.
         """
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors={tensors!r:.100}: expected a dict of names and tensors")
@@ -313,7 +322,7 @@ class LLM:
 
     def sleep(self, level: int = 1, when: str = "wait", refuse_new: bool = False) -> None:
         """Pauses, and gives memory back until wake(): that of KV, and on a GPU that of weights, which lie in host memory meanwhile
-        (level 1), or of both, without a copy (level 2). What is cached is dropped."""
+        (level 1), or of both, without a copy (level 2). Cached KV is dropped."""
         self._native.sleep(level, when, refuse_new)
 
     def wake(self, reload: bool = True, resume: bool = True) -> None:
@@ -335,8 +344,8 @@ class LLM:
         return self._native.metrics()
 
     def explain(self) -> Explanation:
-        """What is shared now and why: the last step's reads of KV with and without sharing, the prefix tree with its users, and of the
-        last planned step and of the one with the most samples ("plan", "fullest_plan") which tokens were read together, and the reason."""
+        """Shared reads of KV, and why: the last step's reads with and without sharing, the prefix tree with its users, and of the last
+        planned step and of the one with the most samples ("plan", "fullest_plan") which tokens were read together, and the reason."""
         metrics = self._native.metrics()
         step = metrics["last_step"]
         names = ("step", "decode_rows", "prefill_rows", "grouped_rows", "kv_bytes_read", "kv_bytes_read_unshared")
@@ -355,7 +364,10 @@ class LLM:
         return self._native.tokenize(text, add_special)
 
     def detokenize(self, token_ids: Sequence[int], keep_special: bool = False) -> str:
-        return self._native.detokenize([int(token) for token in token_ids], keep_special)
+        field = prompt_field("token_ids", token_ids).get("prompt")
+        if not isinstance(field, list):
+            raise TypeError(f"token_ids={token_ids!r:.100}: expected a list of token ids")
+        return self._native.detokenize(field, keep_special)
 
     # ------------------------------------------------------------------------------------------------------------------- end
 
@@ -405,23 +417,28 @@ def _whole(call: _native.Call | None) -> list[Completion]:
     """All news of a call that is to be submitted. Ctrl-C as in _take, from the moment of the submission."""
     if call is None:
         return []
+    news: list[tuple[Any, ...]] = []
     try:
         call.submit()
-        news = call.take()
+        call.take(news)
     except KeyboardInterrupt:
         if not call.cancel():
             raise
-        news = call.take()
+        if not news:
+            call.take(news)
     return [Completion(*sample) for sample in news]
 
 
 def _take(call: _native.Call) -> list[tuple[Any, ...]]:
     """The next news. The first Ctrl-C cancels what runs, so that the news are what there is."""
+    news: list[tuple[Any, ...]] = []
     try:
-        return call.take()
+        call.take(news)
     except KeyboardInterrupt:
         call.cancel()
-        return call.take()
+        if not news:
+            call.take(news)
+    return news
 
 
 def _begun(call: _native.Call | None) -> Iterator[Completion]:

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out of it."""
+"""Inputs and outputs of an engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numbers
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeGuard, Union
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class SamplingParams:
     seed: int | None = None
     """0 to 2^64 - 1: the same seed draws the same samples from the same distributions. None: another one for each prompt."""
     beam_width: int | None = None
-    """Beam search: that many of the most probable outputs go on at a time, and the best n are told, best first, when it is over;
+    """Beam search: that many of the most probable outputs go on at a time, and the best n are reported, best first, when it is over;
     temperature, top_p, top_k and min_p do not count. None: samples are drawn."""
     length_penalty: float = 1.0
     """Of beam search: an output scores the sum of its log-probabilities / tokens ** length_penalty."""
@@ -87,17 +87,23 @@ class SamplingParams:
 
     def _body(self, chat: bool) -> dict[str, Any]:
         """These as fields of an OpenAI body (docs/batch.md)."""
-        body = _with_bias({name: value for name, value in asdict(self).items() if value is not None})
+        taken = {each.name: getattr(self, each.name) for each in fields(self)}
+        body = _with_bias({name: value for name, value in taken.items() if value is not None})
         body.setdefault("seed", secrets.randbits(63))
-        alternatives = body.pop("top_logprobs")
+        alternatives = body.pop("top_logprobs", 0)
         if chat:
             body |= {"logprobs": True, "top_logprobs": alternatives}
         else:
             body |= {"logprobs": alternatives}
+        if self.beam_width is not None:
+            body["use_beam_search"] = True  # one beam, too, is a search
         schema = body.pop("json_schema", None)
         if schema is not None:
             if isinstance(schema, str):
-                schema = json.loads(schema)
+                try:
+                    schema = json.loads(schema)
+                except ValueError as error:
+                    raise ValueError(f"json_schema={schema!r:.100}: expected JSON: {error}") from None
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
         return body
 
@@ -108,6 +114,8 @@ _FORK_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "presenc
 def _with_bias(body: dict[str, Any]) -> dict[str, Any]:
     """`body`, its logit_bias as JSON has it."""
     if "logit_bias" in body:
+        if not isinstance(body["logit_bias"], Mapping):
+            raise TypeError(f"logit_bias={body['logit_bias']!r:.100}: expected a dict of token ids and numbers")
         body["logit_bias"] = {str(token): bias for token, bias in body["logit_bias"].items()}
     return body
 
@@ -123,7 +131,7 @@ class Completion:
     text: str
     """Empty where the model has no tokenizer."""
     token_ids: list[int]
-    logprobs: numpy.ndarray[Any, Any] = field(repr=False)
+    logprobs: numpy.ndarray[Any, Any] = field(repr=False, compare=False)
     """float32 [tokens]: natural logarithms of the model's own probabilities, before sampling parameters."""
     top_logprobs: list[dict[int, float]] = field(repr=False)
     """With SamplingParams.top_logprobs: for each token those that were most probable in its place, most probable first; else empty."""
@@ -136,8 +144,8 @@ class Completion:
     error: str | None = None
     """With finish_reason "error": what happened."""
     sample: _native.Sample | None = field(default=None, repr=False, compare=False)
-    """With keep=True: the sample itself, for LLM.fork, extend, prune, release and describe. What is kept of a prompt's samples goes
-    when no Completion of them holds it any more."""
+    """With keep=True: the sample itself, for LLM.fork, extend, prune, release and describe. KV that is kept of a prompt's samples
+    is released when no Completion holds one of them any more."""
     beam_score: float | None = None
     """Of an output of a beam search, with its finish_reason: what it was ranked by."""
 
@@ -149,7 +157,7 @@ class Completion:
 
 @dataclass
 class SampleInfo:
-    """What LLM.describe says of a sample that is kept."""
+    """A sample that is kept, as LLM.describe gives it."""
 
     prompt_tokens: int
     token_ids: list[int] = field(repr=False)
@@ -163,7 +171,7 @@ class Score:
 
     logprob: float
     """Natural logarithm: the sum of `logprobs`."""
-    logprobs: numpy.ndarray[Any, Any] = field(repr=False)
+    logprobs: numpy.ndarray[Any, Any] = field(repr=False, compare=False)
     """float32 [tokens]."""
     greedy: bool
     """Each token is the most probable one in its place."""
@@ -175,7 +183,9 @@ def is_chat(prompt: object) -> bool:
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
+    if isinstance(value, (str, bytes, bytearray, Mapping)) or getattr(value, "ndim", 1) == 0:  # an array without dimensions has no len
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def is_one(prompts: object) -> bool:
@@ -200,18 +210,27 @@ def dump(body: Mapping[str, Any]) -> str:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name}={value}: expected a finite number")
     try:
-        return json.dumps(body, default=_plain, allow_nan=False)
+        return _json(body)
     except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
         for name, value in body.items():
             try:
-                json.dumps(value, default=_plain, allow_nan=False)
+                _json(value)
             except (TypeError, ValueError):
-                raise type(error)(f"{name}={value!r:.100}: {error}") from None
+                raise kind(f"{name}={value!r:.100}: {error}") from None
         raise
 
 
+def _json(value: object) -> str:
+    text = json.dumps(value, default=_plain, allow_nan=False, ensure_ascii=False)
+    text.encode()  # ValueError: a surrogate, as of a file that was read with errors="surrogateescape"
+    return text
+
+
 def _plain(value: object) -> object:
-    """Numbers of numpy as numbers of Python."""
+    """Numbers of numpy as numbers of Python, mappings of any kind as dicts."""
+    if isinstance(value, Mapping):
+        return dict(value)
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
     if hasattr(value, "tolist"):

@@ -10,7 +10,8 @@
     kv = attention.KvPool(device, k, v, layout="NHD")            # the caller's tensors, not copied
     out, lse = attention.run(q, kv, plan)
 
-Tensors are those of numpy, torch, CuPy, JAX or whatever has DLPack, in the device's memory; results are of the same kind as `q`.
+Tensors are those of numpy, torch, CuPy, JAX or whatever has DLPack, in the device's memory; results are of the same kind as `q`, and
+numpy's where it is of another library, with which `run` on a GPU needs `out` and `lse`.
 TypeError and ValueError name the argument, what was found and what is expected. docs/attention.md explains what a plan is.
 
 On a GPU all work is put into the stream that torch or CuPy computes on now. JAX has no such stream: calls with its arrays return when
@@ -24,6 +25,7 @@ backward pass.
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
 import weakref
 from collections.abc import Sequence
@@ -92,7 +94,7 @@ class Device:
 
 
 class Forest:
-    """Who shares which KV: nodes, each a range of KV indices below its parent's, and branches, the requests, each with its queries.
+    """Which requests share which KV: nodes, each a range of KV indices below its parent's, and branches, the requests, each with its queries.
 
     A KV index is the order along a branch's path. Query i of the c queries of a branch has the index kv_len - c + i, and sees the
     indices up to its own. Queries are rows of `q`, those of a branch behind those of the branches before it.
@@ -105,17 +107,24 @@ class Forest:
     def add_node(self, parent: int | None, begin: int, end: int | None = None) -> int:
         """A node with the KV indices [begin, end) below `parent` (None: a root), which ends at `begin`. end None: a leaf of one
         branch, which ends where the branch does. Returns its number."""
-        return self._native.add_node(-1 if parent is None else parent, begin, end)
+        try:
+            return self._native.add_node(parent, begin, end)
+        except TypeError:
+            raise _wrong_number(begin=begin, **{name: value for name, value in (("parent", parent), ("end", end)) if value is not None}) from None
 
     def add_branch(self, node: int, kv_len: int, pages: Sequence[int], query_count: int = 1) -> int:
         """A request whose path ends at `node`, of `kv_len` tokens, its queries included. Entry j of `pages` is the page with the KV
         indices [j * page_size, (j + 1) * page_size) of the whole path; it may have more pages than it needs now. Returns its number."""
-        return self._native.add_branch(node, kv_len, list(pages), query_count)
+        pages = list(pages)
+        try:
+            return self._native.add_branch(node, kv_len, pages, query_count)
+        except TypeError:
+            raise _wrong_number(node=node, kv_len=kv_len, pages=pages, query_count=query_count) from None
 
     @classmethod
     def of_page_tables(cls, page_tables: Sequence[Sequence[int]] | Any, kv_lens: Sequence[int] | Any,
                        query_counts: Sequence[int] | Any | None = None, page_size: int = 16) -> Forest:
-        """The forest of requests whose sharing their page tables tell: pages that two tables begin with alike hold the same tokens.
+        """The forest of requests whose page tables show their sharing: pages that two tables begin with alike hold the same tokens.
 
         page_tables: of each request, as `pages` of add_branch, or one array of integers in host memory, [requests, pages], whose rows
         may have anything behind the pages that a request needs. kv_lens, query_counts (None: 1 each): as in add_branch; lists or arrays
@@ -124,12 +133,16 @@ class Forest:
         """
         import numpy
 
+        forest = cls(page_size)
         if getattr(page_tables, "ndim", 0) == 2:
             pages = _host_ints("page_tables", page_tables, numpy.int32, 2)
             begin = numpy.arange(len(pages), dtype=numpy.int64) * pages.shape[1]
             end = begin + pages.shape[1]
         else:
-            ends = list(itertools.accumulate(map(len, page_tables), initial=0))
+            try:
+                ends = list(itertools.accumulate(map(len, page_tables), initial=0))
+            except TypeError:
+                raise TypeError(f"page_tables={page_tables!r:.100}: expected a list of pages of each request, or an array [requests, pages]") from None
             pages = _host_ints("page_tables", list(itertools.chain.from_iterable(page_tables)), numpy.int32, 1)
             begin, end = (numpy.array(each, numpy.int64) for each in (ends[:-1], ends[1:]))
         lengths = _host_ints("kv_lens", kv_lens, numpy.int32, 1)
@@ -137,18 +150,20 @@ class Forest:
         if not len(begin) == len(lengths) == len(counts):
             raise ValueError(f"there are {len(begin)} page_tables, {len(lengths)} kv_lens and {len(counts)} query_counts, expected as many of each")
         if pages.ndim == 2:  # of rows as wide as the longest, no more than each needs
-            end = numpy.minimum(end, begin + (lengths.astype(numpy.int64) + page_size - 1) // page_size)
+            end = numpy.minimum(end, begin + (lengths.astype(numpy.int64).clip(0) + page_size - 1) // page_size)
             pages = pages.reshape(-1)
-        forest = cls(page_size)
         forest._native.add_page_tables(pages, begin, end, lengths, counts)
         return forest
 
     def set_length(self, branch: int, kv_len: int) -> None:
         """A branch has grown; the next Plan.update reads it. Growth of a token a step rarely makes a new plan."""
-        self._native.set_length(branch, kv_len)
+        try:
+            self._native.set_length(branch, kv_len)
+        except TypeError:
+            raise _wrong_number(branch=branch, kv_len=kv_len) from None
 
     def capacity(self) -> dict[str, int]:
-        """What a plan of exactly this forest needs: max_branches, max_queries, max_nodes, max_page_slots, page_size."""
+        """Sizes that a plan of exactly this forest needs: max_branches, max_queries, max_nodes, max_page_slots, page_size."""
         return self._native.capacity()
 
 
@@ -164,15 +179,16 @@ class Plan:
         sm_scale: multiplies q . k; 0: 1 / sqrt(head_dim). soft_cap: c > 0, scores become c * tanh(score / c). window: w > 0, a query
         with KV index i sees (i - w, i].
         deterministic: the bits of a request depend on nothing but the request.
-        share: False, each branch reads its path itself. force_sharing: share wherever the tree allows, whether it pays or not.
+        share: False, each branch reads its path itself. force_sharing: share wherever the tree allows, whether it saves time or not.
         capacity: max_branches, max_queries, max_nodes, max_page_slots, for forests that grow; by default those of `forest`.
         """
-        options = forest.capacity()
+        native = _native_of("device", device, Device)
+        options = {name: max(size, 1) for name, size in _native_of("forest", forest, Forest).capacity().items()}  # of no branches or queries too
         for name, value in capacity.items():
             if name not in options or name == "page_size":
                 raise TypeError(f"there is no argument {name}={value!r}; capacities are max_branches, max_queries, max_nodes, max_page_slots")
             options[name] = value
-        self._native = _native.AttentionPlan(device._native, options | {
+        self._native = _native.AttentionPlan(native, options | {
             "num_qo_heads": num_qo_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "dtype": dtype, "kv_dtype": kv_dtype or dtype,
             "sm_scale": sm_scale, "soft_cap": soft_cap, "window": window, "deterministic": deterministic, "share": share,
             "force_sharing": force_sharing})
@@ -188,7 +204,7 @@ class Plan:
         On a GPU what changed is copied there, in `stream`, which is not being captured; None: the one that torch or CuPy computes on.
         A captured graph of `run` computes, when it is replayed behind the copy, what the plan then says.
         """
-        self._native.update(forest._native, self.device._stream() if stream is None else stream)
+        self._native.update(_native_of("forest", forest, Forest), self.device._stream() if stream is None else stream)
 
     @property
     def num_queries(self) -> int:
@@ -196,11 +212,13 @@ class Plan:
         return self._native.num_queries()
 
     def explain(self) -> str:
-        """The tree, each decision with its reason, bytes and FLOPs with and without sharing, predicted time."""
+        """The tree, each decision with its reason, bytes and FLOPs with and without sharing, predicted time. ValueError: the forest has
+        changed since the last update."""
         return self._native.explain()
 
     def stats(self) -> dict[str, float]:
-        """Tokens and bytes of KV read a layer, and what they would be without sharing; FLOPs; predicted nanoseconds."""
+        """Tokens and bytes of KV read a layer, and what they would be without sharing; FLOPs; predicted nanoseconds. ValueError as in
+        explain."""
         return self._native.stats()
 
 
@@ -208,14 +226,14 @@ class KvPool:
     """The KV of one layer in the caller's memory, which nothing here copies.
 
     k, v: [pages, page_size, num_kv_heads, head_dim] with layout "NHD", [pages, num_kv_heads, page_size, head_dim] with "HND"; any
-    strides but head_dim's, equal in both. They stay alive with the pool. What is read-only, JAX's arrays among it, is read.
+    strides but head_dim's, equal in both. They stay alive with the pool. Read-only arrays, such as JAX's, serve for reads only.
     """
 
     def __init__(self, device: Device, k: Any, v: Any, layout: str = "NHD") -> None:
         if layout not in ("NHD", "HND"):
             raise ValueError(f"layout={layout!r}: expected 'NHD' or 'HND'")
         self.device, self.k, self.v, self.heads_first = device, k, v, layout == "HND"
-        self._native = _native.AttentionKv(device._native, _ready(k), _ready(v), self.heads_first)
+        self._native = _native.AttentionKv(_native_of("device", device, Device), _ready(k), _ready(v), self.heads_first)
         if _torch_of(k) is not None:
             torch_ops()
 
@@ -248,22 +266,27 @@ def run(q: Any, kv: KvPool, plan: Plan, out: Any = None, lse: Any = None, return
         made_out, made_lse = ops.run(q, kv.k, kv.v, plan.handle, kv.heads_first)
         made_lse = made_lse if lse is None else lse.copy_(made_lse)
         return made_out if out is None else out.copy_(made_out), made_lse if return_lse or lse is not None else None
-    rows, library = plan.num_queries, _library_of(q)
+    native, pool, library = _native_of("plan", plan, Plan), _native_of("kv", kv, KvPool), _library_of(q)
+    _check_tensor("q", q)
+    if len(q.shape) != 3:
+        raise ValueError(f"q: the tensor has {len(q.shape)} dimensions; expected 3")
     lse_shape = (q.shape[0], plan.num_qo_heads)
     if library == "jax" and out is None and lse is None:
         out = _buffer(plan.device, q.shape, q.dtype)
         lse = _buffer(plan.device, lse_shape, "float32", -float("inf")) if return_lse else None
-        plan._native.run(kv._native, _ready(q), out, lse, 0)
+        native.run(pool, _ready(q), out, lse, 0)
         return _of_jax(plan.device, out), _of_jax(plan.device, lse)
-    if out is None:
+    makes_out, makes_lse = out is None, lse is None and return_lse
+    if makes_out:
         out = _empty_like(q, q.shape)
-        if q.shape[0] > rows:
-            out[rows:] = 0
-    if lse is None and return_lse:
+    if makes_lse:
         lse = _empty_like(q, lse_shape, "float32")
-        if q.shape[0] > rows:
+    rows = native.run(pool, _ready(q), out, lse, plan.device._stream(q))
+    if q.shape[0] > rows:
+        if makes_out:
+            out[rows:] = 0
+        if makes_lse:
             lse[rows:] = -float("inf")
-    plan._native.run(kv._native, _ready(q), out, lse, plan.device._stream(q))
     return out, lse
 
 
@@ -276,18 +299,46 @@ def merge_states(device: Device, states: Sequence[tuple[Any, Any]]) -> tuple[Any
     if ops := _traced("states[0]", first):
         out, lse = ops.merge_states([out for out, _ in states], [lse for _, lse in states], device.handle)
         return out, lse
+    native = _native_of("device", device, Device)
+    for name, part in zip(("out", "lse"), states[0]):
+        _check_tensor(f"states[0].{name}", part)
     if _library_of(first) == "jax":
         out, lse = _buffer(device, first.shape, first.dtype), _buffer(device, states[0][1].shape, "float32", -float("inf"))
-        _native.merge_states(device._native, out, lse, [(_ready(o), _ready(l)) for o, l in states], 0)
+        _native.merge_states(native, out, lse, [(_ready(o), _ready(l)) for o, l in states], 0)
         return _of_jax(device, out), _of_jax(device, lse)
     out, lse = (_copy(part) for part in states[0])
-    _native.merge_states(device._native, out, lse, [(o, l) for o, l in states[1:]], device._stream(out))
+    _native.merge_states(native, out, lse, [(o, l) for o, l in states[1:]], device._stream(out))
     return out, lse
 
 
 def merge_state(device: Device, out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     """merge_states of two."""
     return merge_states(device, [(out_a, lse_a), (out_b, lse_b)])
+
+
+def _native_of(name: str, value: Any, kind: type[Any]) -> Any:
+    """The part of a Device, Forest, Plan or KvPool that the extension has. TypeError names the argument that is none."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}={value!r:.100}: expected a {kind.__name__}")
+    return value._native
+
+
+def _wrong_number(**numbers: Any) -> Exception:
+    """The error of the first argument, or entry of one, that is no integer of 32 bits."""
+    for name, value in numbers.items():
+        for each in value if isinstance(value, list) else [value]:
+            try:
+                if not -2**31 <= operator.index(each) < 2**31:
+                    return ValueError(f"{name}={each}: expected a number of 32 bits")
+            except TypeError:
+                return TypeError(f"{name}={each!r:.100}: expected an integer")
+    return TypeError(f"{numbers!r:.200}: expected integers")
+
+
+def _check_tensor(name: str, value: Any) -> None:
+    """TypeError: the argument is none."""
+    if not hasattr(value, "shape"):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a tensor with DLPack or the buffer protocol")
 
 
 def _library_of(tensor: Any) -> str:
@@ -319,7 +370,7 @@ def _empty_like(tensor: Any, shape: Sequence[int], dtype: str | None = None) -> 
     import numpy
 
     library = sys.modules["cupy"] if _library_of(tensor) == "cupy" else numpy
-    return library.empty(shape, dtype or tensor.dtype)
+    return library.empty(shape, dtype or (tensor if hasattr(tensor, "dtype") else numpy.asarray(tensor)).dtype)
 
 
 def _buffer(device: Device, shape: Sequence[int], dtype: Any, fill: float = 0) -> Any:
@@ -339,7 +390,11 @@ def _of_jax(device: Device, buffer: Any) -> Any:
 
 
 def _copy(tensor: Any) -> Any:
-    return tensor.clone() if hasattr(tensor, "clone") else tensor.copy()
+    if hasattr(tensor, "clone") or hasattr(tensor, "copy"):
+        return tensor.clone() if hasattr(tensor, "clone") else tensor.copy()
+    import numpy
+
+    return numpy.array(tensor)
 
 
 def _host_ints(name: str, values: Any, dtype: Any, ndim: int) -> Any:
@@ -348,7 +403,9 @@ def _host_ints(name: str, values: Any, dtype: Any, ndim: int) -> Any:
 
     if getattr(values, "is_cuda", False) or hasattr(values, "__cuda_array_interface__"):
         raise ValueError(f"{name} is on a GPU, expected host memory")
-    array = numpy.asarray(values) if len(values) else numpy.zeros((0,) * ndim, dtype)
+    array = numpy.asarray(values)
+    if array.shape[:1] == (0,):  # of an empty list numpy makes one dimension of floats
+        array = numpy.zeros((0,) * ndim, dtype)
     if array.dtype.kind not in "iu" or array.ndim != ndim:
         raise TypeError(f"{name} is {array.dtype} of {array.ndim} dimensions, expected integers of {ndim}")
     least, most = (array.min(), array.max()) if array.size else (0, 0)

@@ -7,7 +7,7 @@
     out = wrapper.run(q, kv_cache)
 
 Tensors are torch's, on a CPU or a CUDA device. `plan` finds in the page indices which pages requests share, and the planner has them
-read once where that pays: a cascade by one plan, and batches too that say nothing of prefixes. LSE is to base 2, as FlashInfer's is;
+read once where that saves time: a cascade by one plan, and batches too that say nothing of prefixes. LSE is to base 2, as FlashInfer's is;
 `run` may stand in what torch.compile traces. Workspaces are taken and not used: a plan has its own memory.
 
 With use_cuda_graph=True `run` may be captured, and `plan` made anew before each replay: for as many rows as the first one had at most, and
@@ -75,7 +75,7 @@ def get_batch_indices_positions(append_indptr: torch.Tensor, seq_lens: torch.Ten
 
 def append_paged_kv_cache(append_key: torch.Tensor, append_value: torch.Tensor, batch_indices: torch.Tensor, positions: torch.Tensor, paged_kv_cache: KvCache,
                           kv_indices: torch.Tensor, kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, kv_layout: str = "NHD") -> None:
-    """Writes tokens, [nnz, num_kv_heads, head_dim], to the places of requests that get_batch_indices_positions tells."""
+    """Writes tokens, [nnz, num_kv_heads, head_dim], to the places of requests that get_batch_indices_positions gives."""
     k, v = paged_kv_cache if isinstance(paged_kv_cache, tuple | list) else paged_kv_cache.unbind(1)
     page_size = k.shape[2 if kv_layout == "HND" else 1]
     pages = kv_indices[kv_indptr[batch_indices.long()].long() + positions // page_size].long()
@@ -199,7 +199,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Batch):
 
     @property
     def use_tensor_cores(self) -> bool:
-        """What the constructor was told. Which kernels run is the planner's choice."""
+        """The constructor's arguments. Which kernels run is the planner's choice."""
         return self._use_tensor_cores
 
     def plan(self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, num_qo_heads: int, num_kv_heads: int, head_dim: int,

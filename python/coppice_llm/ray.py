@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import fcntl
 import importlib
@@ -32,6 +33,7 @@ OLDEST_RAY = (2, 9)
 MOST_FRUITLESS_RUNS = 3
 SYNC_INTERVAL = 1.0  # seconds between two syncs of the output to disk, as `coppice batch` has it
 TAKE_SECONDS = 1.0   # an actor's longest wait for an answer
+SILENCE_SECONDS = 60.0  # of all actors, after which a warning says that none runs
 
 # As the program's own, with the parent's id: the actor may have ended before the child asks to end with it.
 _END_WITH_PARENT = """
@@ -47,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class BatchResult:
-    """What a run did. Requests are those of the input."""
+    """Counts of a run. Requests are those of the input."""
     answered: int         # by this run
     answered_before: int  # found in the output
     failed: int           # lines of the file of errors
@@ -78,13 +80,21 @@ class _WholeLines:
     def __init__(self, path):
         self._path, self._file, self._rest = path, None, b""
 
-    def read(self, most_bytes=1 << 24):
+    def read(self, piece_bytes=1 << 24):
+        """The lines that end in the next piece, or in the first one after it in which a line ends."""
         if self._file is None:
             if not os.path.exists(self._path):
                 return []
             self._file = open(self._path, "rb")
-        *lines, self._rest = (self._rest + self._file.read(most_bytes)).split(b"\n")
-        return lines
+        while piece := self._file.read(piece_bytes):
+            *lines, self._rest = (self._rest + piece).split(b"\n")
+            if lines:
+                return lines
+        return []
+
+    def close(self):
+        if self._file is not None:
+            self._file.close()
 
 
 class _Worker:
@@ -122,7 +132,8 @@ class _Worker:
             return lines, None, [], ""
         with open(self._path("stderr"), encoding="utf-8", errors="replace") as file:
             said = _last_line(file.read())
-        failed = _WholeLines(self._path("out.jsonl.errors")).read(-1)
+        with contextlib.closing(_WholeLines(self._path("out.jsonl.errors"))) as errors:
+            failed = errors.read(-1)
         self.end()
         return [], status, failed, said
 
@@ -130,6 +141,7 @@ class _Worker:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._answers.close()
         self._folder.cleanup()
 
 
@@ -162,6 +174,9 @@ class _Output:
     def sync(self):
         os.fdatasync(self._file.fileno())
         self._last_sync = time.monotonic()
+
+    def close(self):
+        self._file.close()
 
 
 class _Part:
@@ -206,7 +221,7 @@ class _Part:
 
 
 def _divide(jsonl, out, errors, num_workers, options):
-    """What `coppice batch --parts` says, and the parts."""
+    """The report of `coppice batch --parts`, and the parts."""
     command = [PROGRAM, "batch", jsonl, out, "--errors", errors, "--parts", str(num_workers), *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1) or not done.stdout:
@@ -232,7 +247,8 @@ class _Run:
         self._ray, self._output, self._progress = ray, output, progress
         self._actor_class = ray.remote(_Worker).options(max_restarts=0, **resources)
         self._options = options
-        self._waiting = {}  # what an actor was asked for -> its part
+        self._parts, self._waiting = parts, {}  # what an actor was asked for -> its part
+        self._needs = {name: amount for name, amount in resources.items() if amount}
         self.answered = self.failed = self.restarts = 0
         self.total = sum(len(part.left) for part in parts)
         for part in parts:
@@ -244,22 +260,27 @@ class _Run:
 
     def finish(self):
         """Until all is answered or has failed."""
+        silent = False
         try:
             while self._waiting:
-                ready, _ = self._ray.wait(list(self._waiting), num_returns=1)
+                ready, _ = self._ray.wait(list(self._waiting), num_returns=1, timeout=SILENCE_SECONDS)
                 for asked in ready:
                     self._take(self._waiting.pop(asked), asked)
+                if not ready and not silent:
+                    has = {name: amount for name, amount in self._ray.cluster_resources().items() if not name.startswith("node:")}
+                    _log.warning("no worker has answered for %g s: each waits for %s of the cluster's %s", SILENCE_SECONDS, self._needs, has)
+                silent = not ready
                 self._progress(self.answered + self.failed, self.total)
         finally:
-            self._output.sync()
-            ends = [part.actor.end.remote() for part in self._waiting.values()]
+            ends = [part.actor.end.remote() for part in self._parts if part.actor is not None]
             if ends:
                 self._ray.wait(ends, num_returns=len(ends), timeout=3 * TAKE_SECONDS)
+            self._output.sync()
 
     def _take(self, part, asked):
         try:
             lines, status, errors, said = self._ray.get(asked)
-        except self._ray.exceptions.RayActorError as error:
+        except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:  # its machine may end after it has answered
             self._restart(part, _last_line(str(error)).partition(". ")[0])
             return
         except self._ray.exceptions.RayTaskError as error:
@@ -321,13 +342,13 @@ def batch(jsonl: str | os.PathLike[str], out: str | os.PathLike[str], *, model: 
     report, parts = _divide(jsonl, out, errors, num_workers, options)
     run_counts = (0, 0, 0)
     if parts:
-        output = _Output(out, errors, report["output_bytes"])
-        if resources["num_cpus"] >= 1 and "--threads" not in options:
+        if resources["num_cpus"] >= 1 and not any(option.partition("=")[0] == "--threads" for option in options):
             options += ["--threads", str(int(resources["num_cpus"]))]
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False)
-        run = _Run(ray, parts, output, resources, options, progress)
-        run.finish()
+        with contextlib.closing(_Output(out, errors, report["output_bytes"])) as output:  # an error's traceback would keep it, and its lock
+            if not ray.is_initialized():
+                ray.init(log_to_driver=False)
+            run = _Run(ray, parts, output, resources, options, progress)
+            run.finish()
         run_counts = (run.answered, run.failed, run.restarts)
     answered, failed, restarts = run_counts
     return BatchResult(answered=answered, answered_before=report["answered_before"], failed=report["errors"] + failed, workers=len(parts),

@@ -1,5 +1,5 @@
 // Checks of the arguments of Context's calls, the same for all backends: INVALID_ARGUMENT or OUT_OF_RANGE with what, the value
-// found and what is expected. What only one backend asks for (alignment, dtypes) it checks itself. Layer: attention, private.
+// found and what is expected. A backend checks its own demands (alignment, dtypes) itself. Layer: attention, private.
 #pragma once
 
 #include <span>
@@ -10,8 +10,8 @@ namespace coppice::attention {
 
 // The spec is one, and the view can be a layer of it.
 Status CheckKvLayer(const AttentionSpec& spec, const KvLayerView& kv);
-// A plan of this spec, page size and number of queries at most can run on this KV with these pointers. What backend bound the KV
-// is for the caller.
+// A plan of this spec, page size and number of queries at most can run on this KV with these pointers. The caller checks that
+// this backend bound the KV.
 Status CheckRun(const AttentionSpec& spec, int32_t page_size, int32_t max_queries, const BoundKv& kv, const RunArgs& args);
 
 Status CheckAppend(const AttentionSpec& spec, const AppendArgs& args);

@@ -349,7 +349,7 @@ coppice_status coppice_plan_get_stats(const coppice_plan* plan, coppice_plan_sta
                   .num_items = got.num_items,
                   .num_merge_sets = got.num_merge_sets,
                   .shared_nodes = got.shared_nodes,
-                  .absorbed_nodes = got.absorbed_nodes,
+                  .unshared_nodes = got.unshared_nodes,
                   .predicted_ns = got.predicted_ns},
                  stats, "coppice_plan_stats");
   });

@@ -19,7 +19,7 @@ using coppice::attention::testing::CForest;
 constexpr int32_t kHeads = 2, kHeadDim = 16, kPageSize = 4, kBranches = 2, kPages = 8, kRow = CForest::kRow,
                   kRowElements = kHeads * kHeadDim;
 
-// What a caller does with the library, as far as it comes; `out` receives the rows.
+// A program's calls of the library, up to the first that fails; `out` receives the rows.
 class Caller {
  public:
   ~Caller() {

@@ -228,6 +228,23 @@ TEST_F(AttentionCMisuse, WhatChangesAfterUpdateIsNotRead) {
   EXPECT_EQ(std::memcmp(out_.data(), expected.data(), 2 * kRowElements * sizeof(float)), 0);
 }
 
+TEST_F(AttentionCMisuse, StatsCountMasksByTheRowsOfTheLastUpdate) {
+  const uint64_t masks[2] = {1, 1};
+  forest_.query_tree_mask = masks;
+  forest_.num_query_tree_masks = 2;
+  ASSERT_EQ(Update(), COPPICE_OK) << text_;
+  const auto flops = [&] {
+    coppice_plan_stats stats{};
+    stats.struct_size = sizeof(stats);
+    EXPECT_EQ(coppice_plan_get_stats(plan_, &stats, &message_), COPPICE_OK) << text_;
+    return stats.flops;
+  };
+  const int64_t before = flops();
+  EXPECT_EQ(before, int64_t{4} * kHeadDim * kHeads * (5 + 6));
+  tree_.query_begin[0] = 1 << 30, tree_.query_begin[1] = -(1 << 30);  // of the next step
+  EXPECT_EQ(flops(), before);
+}
+
 TEST_F(AttentionCMisuse, SpecsAreCheckedInEachKvCall) {
   const struct {
     int32_t coppice_attention_spec::*field;

@@ -1,5 +1,5 @@
-// What a backend (cpu/, cuda/) gives the planner and executes for it. The planner (plan.cc) is the same for all backends.
-// Layer: attention, private.
+// The interface of backends (cpu/, cuda/): their facts for the planner, and execution. The planner (plan.cc) is the same for all
+// backends. Layer: attention, private.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class PlanExecutor {
   virtual void LowerAtRandom(uint64_t) {}
   // Items, contributions, state bytes and predicted time of the plan last uploaded, where the backend cuts plans itself.
   virtual void CountCuts(PlanStats*) const {}
-  // What the plan last uploaded was made into, beyond what the planner explains.
+  // The tasks of the plan last uploaded, beyond the planner's own words.
   virtual std::string Explain() const { return ""; }
   // The same for DumpPlan: a JSON object, or empty.
   virtual std::string DumpTasks() const { return ""; }

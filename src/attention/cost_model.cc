@@ -24,8 +24,8 @@ CostModel::CostModel(const AttentionSpec& spec, const BackendTraits& traits, con
   kv_bytes_ = int64_t{2} * spec.num_kv_heads * spec.head_dim * static_cast<int64_t>(SizeOf(spec.kv_dtype));
   flops_ = int64_t{4} * spec.num_kv_heads * spec.head_dim;
   state_bytes_ = int64_t{spec.num_kv_heads} * (spec.head_dim + 2) * 4;
-  lanes_ = std::max(traits.stream_lanes, 1);
-  team_lanes_ = traits.team_lanes;
+  warps_ = std::max(traits.stream_warps, 1);
+  cooperative_warps_ = traits.cooperative_warps;
   kv_heads_ = spec.num_kv_heads;
   group_size_ = spec.group_size();
   machine_ = machine;
@@ -61,7 +61,7 @@ double CostModel::ComputeNs(int64_t rows) const {
 
 double CostModel::StartNs(int64_t rows) const {
   if (!has_latencies()) return static_cast<double>(tiles_.RowGroups(rows)) * rates_.item_ns + DenseStartNs(rows);
-  if (tiles_.KindOf(rows) == ItemKind::kStreamTile) return machine_.stream_task_ns * kv_heads_ / (workers_ * lanes_);
+  if (tiles_.KindOf(rows) == ItemKind::kStreamTile) return machine_.stream_task_ns * kv_heads_ / (workers_ * warps_);
   return static_cast<double>(tiles_.DenseTasks(rows)) * machine_.unhidden_start * machine_.dense_task_ns * kv_heads_ / workers_;
 }
 
@@ -79,7 +79,7 @@ Pieces CostModel::Cut(int64_t rows, int64_t tokens, int64_t shortest_stream_piec
 double CostModel::TokensNs(ItemKind kind, int64_t rows, int64_t tokens) const {
   const bool dense = kind == ItemKind::kDenseTile;
   const double token_ns =
-      dense ? DenseLatency(rows) * machine_.dense_token_ns : machine_.stream_token_ns * (tiles_.IsWide(rows) ? 2 : 1);
+      dense ? DenseLatency(rows) * machine_.dense_token_ns : machine_.stream_token_ns * (tiles_.IsTwoColumn(rows) ? 2 : 1);
   return static_cast<double>(tiles_.ComputedTokens(kind, tokens)) * token_ns;
 }
 

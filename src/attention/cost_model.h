@@ -20,7 +20,7 @@ struct Pieces {
   double ns = 0;  // one piece
 };
 
-// What a piece of work asks of the whole machine, in nanoseconds of each resource.
+// The load of a piece of work on the whole machine, in nanoseconds of each resource.
 struct Load {
   double memory_ns = 0, compute_ns = 0, overhead_ns = 0;
   Load& operator+=(const Load& other) {
@@ -77,8 +77,8 @@ class CostModel {
   double FoldNs(ItemKind kind, int64_t rows, int64_t states) const;
 
   int32_t workers() const { return workers_; }
-  int32_t lanes() const { return lanes_; }            // BackendTraits::stream_lanes
-  int32_t team_lanes() const { return team_lanes_; }  // BackendTraits::team_lanes
+  int32_t warps() const { return warps_; }                          // BackendTraits::stream_warps
+  int32_t cooperative_warps() const { return cooperative_warps_; }  // BackendTraits::cooperative_warps
   int32_t kv_heads() const { return kv_heads_; }
   int64_t kv_bytes_per_token() const { return kv_bytes_; }
   int64_t flops_per_row_token() const { return flops_; }  // useful ones, without padding
@@ -96,7 +96,7 @@ class CostModel {
   CostRates rates_;
   MachineModel machine_;
   int64_t kv_bytes_ = 0, flops_ = 0, state_bytes_ = 0, cache_tokens_ = 0;
-  int32_t workers_ = 1, lanes_ = 1, team_lanes_ = 0, kv_heads_ = 1, group_size_ = 1;
+  int32_t workers_ = 1, warps_ = 1, cooperative_warps_ = 0, kv_heads_ = 1, group_size_ = 1;
   double dense_latency_ = 1;
 };
 

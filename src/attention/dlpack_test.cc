@@ -49,6 +49,19 @@ TEST(Dlpack, KvInBothLayouts) {
   EXPECT_EQ(b->page_size, 8);
 }
 
+TEST(Dlpack, StridesOfDimensionsOfOneDoNotMatter) {
+  float data[64];
+  int64_t row[3] = {1, 2, 16}, row_strides[3] = {0, 16, 1};
+  const Result<RowsView> rows = RowsFromDlpack(Tensor(data, 3, row, row_strides, {kDLFloat, 32, 1}), "q");
+  ASSERT_TRUE(rows.ok()) << rows.status().ToString();
+  EXPECT_EQ(rows->row_stride, 32);
+  int64_t page[4] = {1, 2, 1, 16}, k_strides[4] = {0, 16, 7, 1}, v_strides[4] = {32, 16, 16, 1};
+  const Result<KvLayerView> layer = KvLayerFromDlpack(Tensor(data, 4, page, k_strides, {kDLFloat, 32, 1}),
+                                                      Tensor(data, 4, page, v_strides, {kDLFloat, 32, 1}), KvLayout::kNHD);
+  ASSERT_TRUE(layer.ok()) << layer.status().ToString();
+  EXPECT_EQ(layer->slot_stride, 16);
+}
+
 TEST(Dlpack, RefusesWhatAttentionCannotRead) {
   float data[64];
   int64_t shape[3] = {2, 2, 16}, transposed[3] = {32, 1, 2}, padded[3] = {64, 20, 1};

@@ -287,7 +287,7 @@ void ForestIndex::KeepRows(const PrefixForestView& forest) {
   }
 }
 
-// What CheckQueries checks but for lengths against nodes, in the order of slots and without a branch.
+// The checks of CheckQueries but for lengths against nodes, in the order of slots and without a branch.
 ForestIndex::StepFaults ForestIndex::FindStepFaults(const PrefixForestView& forest, const PlanCapacity& capacity) const {
   const int32_t *counts = query_count.data(), *lengths = forest.branch_kv_len.data();
   const int32_t *query_begins = forest.branch_query_begin.data(), *row_begins = forest.branch_page_begin.data();

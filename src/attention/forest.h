@@ -32,9 +32,9 @@ class ForestIndex {
   // the index is then unusable until the next Build that succeeds. before: an index of as many nodes, of which all but
   // forest.changed_nodes are taken to be the same; null: nothing is.
   Status Build(const PrefixForestView& forest, const PlanCapacity& capacity, const ForestIndex* before = nullptr);
-  // What may differ from the forest of the last Build under an equal version, checked as Build does: the sizes of all arrays, and
-  // of branches with queries lengths, rows of q, page rows and draft masks. REQUIRES: nodes, branch_node and branch_query_count
-  // as at Build, and lengths that these allow.
+  // Fields that may differ from the forest of the last Build under an equal version, checked as Build does: the sizes of all
+  // arrays, and of branches with queries lengths, rows of q, page rows and draft masks. REQUIRES: nodes, branch_node and
+  // branch_query_count as at Build, and lengths that these allow.
   Status CheckStep(const PrefixForestView& forest, const PlanCapacity& capacity);
 
   int32_t num_nodes() const { return num_nodes_; }
@@ -44,6 +44,8 @@ class ForestIndex {
   // The caller's arrays as they were at Build.
   std::span<int32_t> parent, begin, end;                // [N]
   std::span<int32_t> branch_node, query_count, kv_len;  // [B]
+  // [B] as at the last check that passed.
+  std::span<const int32_t> query_begin() const { return query_begin_; }
 
   // Nodes in use, parents first, siblings by slot.
   std::span<const int32_t> Preorder() const { return preorder_.first(num_preorder_); }
@@ -64,7 +66,7 @@ class ForestIndex {
   Status CheckChangedNodes(const PrefixForestView& forest) const;
   Status TakeNodes(const PrefixForestView& forest);
   Status TakeChangedNodes(const PrefixForestView& forest, const ForestIndex& before);
-  // What is wrong with a node or branch. Apart from the messages, which the checks of a thousand sound ones should not carry along.
+  // The fault of a node or branch. Apart from the messages, which the checks of a thousand sound ones should not carry along.
   enum class Fault : uint8_t {
     kNone,
     kNodeParent,

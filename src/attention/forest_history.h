@@ -25,12 +25,12 @@ class ForestHistory {
   }
   // The next step's forest, of which anything may have changed: ForestIndex::Build. Where that fails the one before it stays.
   Status Take(const PrefixForestView& forest, const PlanCapacity& capacity) {
-    const bool told = TellsChanges(forest);
-    COPPICE_RETURN_IF_ERROR(before_->Build(forest, capacity, told ? now_ : nullptr));
+    const bool names_changes = NamesChanges(forest);
+    COPPICE_RETURN_IF_ERROR(before_->Build(forest, capacity, names_changes ? now_ : nullptr));
     std::swap(now_, before_);
     Keep(forest);
-    told_ = told;
-    if (told_) {
+    names_changes_ = names_changes;
+    if (names_changes_) {
       named_.Clear();
       for (const int32_t n : *forest.changed_nodes) named_.Mark(n);
     }
@@ -53,7 +53,7 @@ class ForestHistory {
   void ForEachChangedNode(F&& f) const {
     const Differ parent(now_->parent, before_->parent), begin(now_->begin, before_->begin), end(now_->end, before_->end);
     const auto changed = [&](int32_t n) { return parent(n) | begin(n) | end(n); };
-    if (!told_) return ForEachChanged(now_->num_nodes(), before_->num_nodes(), changed, f);
+    if (!names_changes_) return ForEachChanged(now_->num_nodes(), before_->num_nodes(), changed, f);
     named_.ForEach([&](int32_t n) {
       if (changed(n) != 0) f(n);
     });
@@ -82,7 +82,8 @@ class ForestHistory {
    private:
     const int32_t *a_, *b_;
   };
-  // f(i) for the slots that are not the same in both. Most are, which whole blocks tell at once. changed(i) is 0 where nothing is.
+  // f(i) for the slots that are not the same in both. Most are: whole blocks are compared at once. changed(i) is 0 where nothing
+  // is.
   template <class Changed, class F>
   static void ForEachChanged(int32_t slots_now, int32_t slots_before, Changed&& changed, F&& f) {
     constexpr int32_t kBlock = 32;
@@ -101,7 +102,7 @@ class ForestHistory {
   }
 
   // Whether changed_nodes has all that differs from the forest taken last. A version that went back is another forest's.
-  bool TellsChanges(const PrefixForestView& forest) const {
+  bool NamesChanges(const PrefixForestView& forest) const {
     return forest.changed_nodes && forest.changed_since != 0 && forest.changed_since <= view_.version &&
            view_.version <= forest.version && forest.node_parent.size() == static_cast<size_t>(now_->num_nodes());
   }
@@ -115,8 +116,8 @@ class ForestHistory {
   ForestIndex indexes_[2];
   ForestIndex *now_ = &indexes_[0], *before_ = &indexes_[1];
   PrefixForestView view_;
-  bool told_ = false;
-  MarkSet named_;  // of the last Take, where told_
+  bool names_changes_ = false;
+  MarkSet named_;  // of the last Take, where names_changes_
 };
 
 }  // namespace coppice::attention

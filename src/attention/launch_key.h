@@ -1,4 +1,4 @@
-// What launch keys are made of: the one place that knows their bits. Layer: attention, private.
+// The parts of launch keys: the one place that knows their bits. Layer: attention, private.
 #pragma once
 
 #include <cstdint>

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "attention/former_names.h"
 #include "attention/machine_json.h"
 #include "attention/shipped_machines.h"
 #include "core/check.h"
@@ -53,25 +54,25 @@ constexpr auto kSmFields = std::to_array<std::pair<const char*, double SmRates::
     {"slowed_by_streams", &SmRates::slowed_by_streams},
     {"stream_step_ns", &SmRates::stream_step_ns},
     {"stream_task_ns", &SmRates::stream_task_ns},
-    {"stream_task_beside_dense_ns", &SmRates::stream_task_beside_dense_ns},
+    {"stream_task_with_dense_ns", &SmRates::stream_task_with_dense_ns},
     {"stream_price_ns", &SmRates::stream_price_ns},
     {"stream_token_ns", &SmRates::stream_token_ns},
     {"fold_pass_ns", &SmRates::fold_pass_ns},
-    {"team_launch_ns", &SmRates::team_launch_ns},
-    {"team_step_ns", &SmRates::team_step_ns},
-    {"team_wide_step_ns", &SmRates::team_wide_step_ns},
-    {"team_wide_task_ns", &SmRates::team_wide_task_ns},
-    {"team_short_step_ns", &SmRates::team_short_step_ns},
-    {"team_merge_ns", &SmRates::team_merge_ns},
+    {"cooperative_launch_ns", &SmRates::cooperative_launch_ns},
+    {"cooperative_step_ns", &SmRates::cooperative_step_ns},
+    {"cooperative_two_column_step_ns", &SmRates::cooperative_two_column_step_ns},
+    {"cooperative_two_column_task_ns", &SmRates::cooperative_two_column_task_ns},
+    {"cooperative_short_step_ns", &SmRates::cooperative_short_step_ns},
+    {"cooperative_merge_ns", &SmRates::cooperative_merge_ns},
     {"slow_ns", &SmRates::slow_ns},
     {"slow_reads", &SmRates::slow_reads},
-    {"team_slow_ns", &SmRates::team_slow_ns},
-    {"team_slow_reads", &SmRates::team_slow_reads},
-    {"team_unhidden_reread", &SmRates::team_unhidden_reread},
-    {"side_step_ns", &SmRates::side_step_ns},
-    {"side_task_ns", &SmRates::side_task_ns},
-    {"dense_task_with_side_ns", &SmRates::dense_task_with_side_ns},
-    {"slowed_by_side", &SmRates::slowed_by_side},
+    {"cooperative_slow_ns", &SmRates::cooperative_slow_ns},
+    {"cooperative_slow_reads", &SmRates::cooperative_slow_reads},
+    {"cooperative_unhidden_reread", &SmRates::cooperative_unhidden_reread},
+    {"overlapped_step_ns", &SmRates::overlapped_step_ns},
+    {"overlapped_task_ns", &SmRates::overlapped_task_ns},
+    {"dense_task_overlapped_ns", &SmRates::dense_task_overlapped_ns},
+    {"slowed_by_overlap", &SmRates::slowed_by_overlap},
 });
 // Those of GpuProbe, all required where there is an object "probe".
 constexpr auto kProbeFields = std::to_array<std::pair<const char*, double GpuProbe::*>>({
@@ -82,7 +83,7 @@ constexpr auto kProbeFields = std::to_array<std::pair<const char*, double GpuPro
     {"dense_task_ns", &GpuProbe::dense_task_ns},
     {"stream_task_ns", &GpuProbe::stream_task_ns},
     {"stream_token_ns", &GpuProbe::stream_token_ns},
-    {"team_step_ns", &GpuProbe::team_step_ns},
+    {"cooperative_step_ns", &GpuProbe::cooperative_step_ns},
     {"fold_ns", &GpuProbe::fold_ns},
 });
 // Those of ShortDecodeRates, likewise where there is an object "short_decode".
@@ -102,7 +103,7 @@ bool IsKnown(const std::string& key) {
 }
 
 Result<double> ReadNumber(const Json& object, const std::string& key, bool may_be_zero) {
-  const auto it = object.find(key);
+  const auto it = FindField(object, key, kFormerMachineNames);
   if (it == object.end()) {  // as in a file of an earlier build
     return InvalidArgument("machine model: field '" + key + "' is missing; write the file anew with `coppice bench calibrate`");
   }
@@ -120,7 +121,9 @@ Status CheckFields(const Json& object, const std::string& name, const std::array
   if (!object.is_object()) return InvalidArgument("machine model: '" + name + "' is not an object");
   for (const auto& [key, value] : object.items()) {
     const std::string& k = key;
-    if (k != also && std::ranges::none_of(fields, [&](const auto& field) { return k == field.first; })) {
+    const auto former = std::ranges::find(kFormerMachineNames, k, &FormerName::former);
+    const std::string_view now = former != kFormerMachineNames.end() ? former->now : k;
+    if (k != also && std::ranges::none_of(fields, [&](const auto& field) { return now == field.first; })) {
       return InvalidArgument("machine model: unknown field '" + name + "." + k + "'");
     }
   }

@@ -1,4 +1,4 @@
-// What is known of one machine: rates and times, as JSON, either shipped (machines/*.json, embedded at build) or measured by
+// A machine: rates and times, as JSON, either shipped (machines/*.json, embedded at build) or measured by
 // `coppice bench calibrate`. The only place where a number belongs to a chip: what follows from tiles stands in the kernels'
 // Config. Layer: attention, private.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace coppice::attention {
 
-// What an SM of a GPU does, fitted to whole launches (docs/kernels/hopper.md, "SMs divided"): what plans are cut for SMs and warps
+// Rates of a GPU's SM, fitted to whole launches (docs/kernels/hopper.md, "SM partition"): what plans are cut for SMs and warps
 // by. Rates are those of the whole card, times those of one SM or warp.
 struct SmRates {
   int32_t num_sms = 0;                       // of the card that has these rates; 0: none are known
@@ -25,40 +25,40 @@ struct SmRates {
   double slowed_by_streams = 0;              // dense tokens take so much longer if all other SMs stream
   // A stream task occupies its warp for each step of 32 tokens and for its latencies, which are shorter once the dense tasks are
   // done, since it is the last of its sets then and folds from shared memory.
-  double stream_step_ns = 0, stream_task_ns = 0, stream_task_beside_dense_ns = 0;
+  double stream_step_ns = 0, stream_task_ns = 0, stream_task_with_dense_ns = 0;
   double stream_price_ns = 0;  // of a stream task where dense tiles could do the same
   double stream_token_ns = 0;  // one token of a stream task whose warp has the SM's copy path for itself
   double fold_pass_ns = 0;     // folding four rows of one more state
-  // Steps whose stream tasks are read by teams, the stream warps of an SM together: the launch, a step of all of them for up to
+  // Steps of cooperative stream tasks, each read by all stream warps of an SM: the launch, a step of all of them for up to
   // half of a stream tile's rows and for more, a task of more, a step of a short task, and what comes with a second piece: states,
   // a ticket, a fold.
-  double team_launch_ns = 0, team_step_ns = 0, team_wide_step_ns = 0, team_wide_task_ns = 0, team_short_step_ns = 0,
-         team_merge_ns = 0;
+  double cooperative_launch_ns = 0, cooperative_step_ns = 0, cooperative_two_column_step_ns = 0, cooperative_two_column_task_ns = 0,
+         cooperative_short_step_ns = 0, cooperative_merge_ns = 0;
   // The first reads from memory of stream tasks, for so long at the memory's rate, take this part longer, until all SMs keep enough
-  // under way; and those of teams, which have fewer under way.
-  double slow_ns = 0, slow_reads = 0, team_slow_ns = 0, team_slow_reads = 0;
-  double team_unhidden_reread = 0;  // as unhidden_reread, of teams
-  // Side tiles, which stream beside the dense tiles of the same SM: a step of 64 tokens, a task; how much more a dense task costs
-  // in the kernel that has them, and how much longer dense tokens take beside them.
-  double side_step_ns = 0, side_task_ns = 0, dense_task_with_side_ns = 0, slowed_by_side = 0;
+  // under way; and those of cooperative tasks, which have fewer under way.
+  double slow_ns = 0, slow_reads = 0, cooperative_slow_ns = 0, cooperative_slow_reads = 0;
+  double cooperative_unhidden_reread = 0;  // as unhidden_reread, of cooperative tasks
+  // Overlapped tiles, which stream while the same SM computes dense tiles: a step of 64 tokens, a task; how much more a dense task
+  // costs in the kernel that has them, and how much longer dense tokens take meanwhile.
+  double overlapped_step_ns = 0, overlapped_task_ns = 0, dense_task_overlapped_ns = 0, slowed_by_overlap = 0;
   bool all_dense = false;  // no rate, and in no file: benches have all items computed by dense tiles
 };
 
-// Nine rates that a few seconds on a GPU tell (attention_tools/calibrate_gpu.h), each by whole steps: what they were on the card
+// Nine rates that a few seconds on a GPU measure (attention_tools/calibrate_gpu.h), each by whole steps: what they were on the card
 // that a model was fitted to says how the model scales to the card at hand.
 struct GpuProbe {
-  double memory_bytes_per_s = 0;  // KV of long requests that share nothing
-  double cache_bytes_per_s = 0;   // the same tokens read by all requests from one copy
-  double dense_flops_per_s = 0;   // a prefix under full dense tiles
-  double launch_ns = 0;           // a step of one short request
-  double dense_task_ns = 0;       // one more dense task of one step for an SM, with the requests below it
-  double stream_task_ns = 0;      // one more stream task of one step for a warp
-  double stream_token_ns = 0;     // 512 tokens of a lone warp of each SM
-  double team_step_ns = 0;        // a step of one team on each of eight SMs
-  double fold_ns = 0;             // one more level of nodes, a third state for each of 1,024 requests
+  double memory_bytes_per_s = 0;   // KV of long requests that share nothing
+  double cache_bytes_per_s = 0;    // the same tokens read by all requests from one copy
+  double dense_flops_per_s = 0;    // a prefix under full dense tiles
+  double launch_ns = 0;            // a step of one short request
+  double dense_task_ns = 0;        // one more dense task of one step for an SM, with the requests below it
+  double stream_task_ns = 0;       // one more stream task of one step for a warp
+  double stream_token_ns = 0;      // 512 tokens of a lone warp of each SM
+  double cooperative_step_ns = 0;  // a step of one cooperative task on each of eight SMs
+  double fold_ns = 0;              // one more level of nodes, a third state for each of 1,024 requests
 };
 
-// What a GPU's kernel of short decode steps takes (cuda/lower/short_steps.h).
+// Times of a GPU's kernel of short decode steps (cuda/lower/short_steps.h).
 struct ShortDecodeRates {
   double launch_ns = 0, wide_launch_ns = 0;  // a launch beyond its work, by clusters of 8 CTAs and of 16
   // A CTA's time a token: for each element of a query's rows under one kv head, and for each byte of its K and V.

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "attention/cpu/cpu_features.h"
+#include "attention/former_names.h"
 
 namespace coppice::attention {
 namespace {
@@ -23,6 +24,31 @@ TEST(MachineModel, JsonRoundTrip) {
   }
   EXPECT_TRUE(ShippedMachineModel(cpu::HostCpuModelName()).ok());
   EXPECT_EQ(ShippedMachineModel("z80").status().code(), StatusCode::kNotFound);
+}
+
+// In `json` each field's present name becomes its former one.
+std::string WithFormerNames(std::string json) {
+  for (const auto& [now, former] : kFormerMachineNames) {
+    const std::string quoted = "\"" + std::string(now) + "\"";
+    for (size_t at = json.find(quoted); at != std::string::npos; at = json.find(quoted, at)) {
+      json.replace(at + 1, now.size(), former);
+    }
+  }
+  return json;
+}
+
+TEST(MachineModel, ReadsFormerNamesOfFields) {
+  const std::string json = ToJson(ShippedMachineModel("h200").value()), former = WithFormerNames(json);
+  for (const auto& [now, before] : kFormerMachineNames) {
+    EXPECT_NE(former.find("\"" + std::string(before) + "\""), std::string::npos) << before;
+  }
+  const Result<MachineModel> parsed = ParseMachineModel(former);
+  ASSERT_TRUE(parsed.ok()) << parsed.status().ToString();
+  EXPECT_EQ(ToJson(*parsed), json);
+  // With both there the present name decides.
+  std::string both = json;
+  both.insert(both.find("\"cooperative_launch_ns\""), "\"" + std::string(kFormerMachineNames[1].former) + "\": 1, ");
+  EXPECT_EQ(ToJson(ParseMachineModel(both).value()), json);
 }
 
 TEST(MachineModel, SavesAndLoadsFiles) {

@@ -13,7 +13,7 @@ ReadReason ReasonOf(Decision decision) {
     case Decision::kOnlyConsumer: return ReadReason::kOneReader;
     case Decision::kNothing: return ReadReason::kNotSeen;
     case Decision::kPolicy: return ReadReason::kPolicy;
-    case Decision::kAbsorbed:
+    case Decision::kReadPerChild:
     case Decision::kShared: return ReadReason::kFaster;
     case Decision::kForced: return ReadReason::kForced;
     case Decision::kCapacity: return ReadReason::kNoRoom;
@@ -42,7 +42,7 @@ std::vector<NodeRead> Planner::NodeReads() const {
       read = {.together = node.shared(),
               .reason = branches > 1 ? ReasonOf(node.decision) : ReadReason::kOneReader,
               .together_us = node.share_ns / 1e3,
-              .apart_us = node.absorb_ns / 1e3};
+              .apart_us = node.per_child_ns / 1e3};
     }
     read.branches = branches;
     if (branches < 2) read.together = false;

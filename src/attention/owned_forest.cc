@@ -5,6 +5,7 @@
 #include <numeric>
 #include <string>
 
+#include "attention/forest.h"
 #include "core/check.h"
 #include "core/math.h"
 
@@ -51,7 +52,13 @@ Status CheckPageTables(const PageTables& tables) {
     return InvalidArgument("page tables: " + std::to_string(size) + " entries for " + std::to_string(count) +
                            " lengths; expected as many");
   }
+  int64_t rows = 0;
   for (size_t r = 0; r < count; ++r) {
+    rows += tables.query_count[r];
+    if (tables.query_count[r] < 0 || rows > kMaxRows) {
+      return InvalidArgument("page tables: request " + std::to_string(r) + " has " + std::to_string(tables.query_count[r]) +
+                             " queries; expected 0 or more, and at most " + std::to_string(kMaxRows) + " of all requests");
+    }
     if (tables.begin[r] >= 0 && tables.begin[r] <= tables.end[r] && tables.end[r] <= std::ssize(tables.pages)) continue;
     return InvalidArgument("page tables: request " + std::to_string(r) + " has the entries [" + std::to_string(tables.begin[r]) +
                            ", " + std::to_string(tables.end[r]) + ") of " + std::to_string(tables.pages.size()));

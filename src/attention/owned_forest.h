@@ -27,12 +27,12 @@ struct OwnedForest {
   int32_t AddBranch(int32_t node, int32_t kv_len, int32_t query_count, std::span<const int32_t> page_row);
 
   int32_t num_branches() const { return static_cast<int32_t>(branch_node.size()); }
-  int32_t num_queries() const;  // rows of q: those of free slots are nobody's
+  int32_t num_queries() const;  // rows of q: those of free slots belong to no branch
   // One more than the largest page index that a branch with queries reads; others may be garbage. REQUIRES: a valid forest.
   int64_t num_pages() const;
   // Of all nodes, those of a live node up to its longest branch: what a run that reads each token once reads. REQUIRES: as above.
   int64_t num_tokens() const;
-  // What exactly this forest and its edits in place need.
+  // The exact need of this forest and its edits in place.
   PlanCapacity Capacity() const;
 };
 
@@ -61,9 +61,10 @@ struct PageTables {
   std::span<const int32_t> kv_len, query_count;
 };
 
-// Adds the forest of requests whose sharing their page tables tell: pages that two tables begin with alike hold the same tokens.
+// Adds the forest of requests whose page tables show their sharing: pages that two tables begin with alike hold the same tokens.
 // Shared are whole pages that all queries of a request see whole. Branches have the requests' order. INVALID_ARGUMENT: spans of
-// different sizes, or a table that lies outside of `pages`; the forest stays as it was. O(sum of tables + requests x levels).
+// different sizes, a table that lies outside of `pages`, or numbers of queries that no plan takes; the forest stays as it was.
+// O(sum of tables + requests x levels).
 Status AddPageTables(const PageTables& tables, OwnedForest& forest);
 
 }  // namespace coppice::attention

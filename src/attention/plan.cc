@@ -83,10 +83,10 @@ Status Planner::Update(const PrefixForestView& forest) {
 void Planner::Replan() {
   FindChanges();
   shares_.Sum(forest_.now(), changes_);
-  for (pressure_ = 0;; ++pressure_) {
-    shares_.Decide(pressure_);
-    if (items_.Cut(forest_.now(), changes_, pressure_)) break;
-    COPPICE_CHECK(pressure_ < kMaxPressure);  // one unsplit item per tile always fits
+  for (coarsening_level_ = 0;; ++coarsening_level_) {
+    shares_.Decide(coarsening_level_);
+    if (items_.Cut(forest_.now(), changes_, coarsening_level_)) break;
+    COPPICE_CHECK(coarsening_level_ < kMaxCoarseningLevel);  // one unsplit item per tile always fits
     changes_.MarkAll();
   }
   if (!items_.LayOut()) {  // the pools are fragmented: lay everything out afresh
@@ -116,11 +116,11 @@ void Planner::FindChanges() {
     const int32_t parent_before = n < before.num_nodes() ? before.parent[n] : kFreeSlot;
     for (const int32_t changed : {n, parent, parent_before}) changes_.MarkMembers(changed);
     if (parent != kFreeSlot || parent_before == kFreeSlot) return;
-    items_.RetireOwner(n);
-    shares_.RetireOwner(n);
+    items_.RetireRange(NodeRange(n));
+    shares_.RetireRange(NodeRange(n));
     shares_.RetireNode(n);
   });
-  // All of them give back before anyone takes: merge sets suffice for one step's queries.
+  // All of them give back before any takes: merge sets suffice for one step's queries.
   forest_.ForEachRecountedBranch([&](int32_t b) { RetireBranch(b); });
   const auto count_of = [](const ForestIndex& index, int32_t b) { return b < index.num_branches() ? index.query_count[b] : 0; };
   forest_.ForEachChangedBranch(lengths_.least(), lengths_.most(), [&](int32_t b) {
@@ -145,7 +145,7 @@ void Planner::FindChanges() {
 
 void Planner::RetireBranch(int32_t branch) {
   items_.RetireSets(branch);
-  tiles_.ForEachSet(branch, tiles_.NumSets(branch), [&](int32_t set) { shares_.RetireOwner(problem_.TileOwner(set)); });
+  tiles_.ForEachSet(branch, tiles_.NumSets(branch), [&](int32_t set) { shares_.RetireRange(problem_.TileRange(set)); });
   tiles_.Retire(branch);
   lengths_.Retire(branch);
 }

@@ -98,7 +98,7 @@ class Planner {
   int64_t VisibleTokens() const;
   // plan_explain.cc
   std::vector<ExplainedLine> ExplainNode(int32_t n) const;
-  ExplainedLine ExplainOwner(int32_t owner) const;
+  ExplainedLine ExplainRange(RangeId range_id) const;
 
   PlanProblem problem_;
   Buffer memory_;
@@ -110,7 +110,7 @@ class Planner {
   ItemLowering items_;
   PlanLengths lengths_;
   bool planned_ = false;
-  int32_t pressure_ = 0;  // how often the grain was doubled, and shares halved, to fit the capacity
+  int32_t coarsening_level_ = 0;  // how often the target task time was doubled, and shares halved, to fit the capacity
   int32_t steps_left_ = 0;
   int64_t updates_skipped_ = 0, updates_replanned_ = 0;
 };

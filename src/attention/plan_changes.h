@@ -1,5 +1,5 @@
-// What of a plan is looked at again for a forest: nodes that changed and their ancestors, marked along the tree's order, so that
-// unchanged ones cost nothing. Each stage visits the marked ones and marks those that inherit something new from them.
+// The parts of a plan that are looked at again for a forest: nodes that changed and their ancestors, marked along the tree's order,
+// so that unchanged ones cost nothing. Each stage visits the marked ones and marks those that inherit something new from them.
 // Layer: attention, private.
 #pragma once
 

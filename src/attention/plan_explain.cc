@@ -1,5 +1,5 @@
 // Planner::Explain: the tree, each decision with the numbers behind it, and what the step costs with and without sharing. Siblings
-// whose subtrees say the same are told once. For people; programs read the dump (plan_io.h). Layer: attention.
+// whose subtrees say the same are printed once. For people; programs read the dump (plan_io.h). Layer: attention.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -101,10 +101,10 @@ class TreeText {
 
 }  // namespace
 
-ExplainedLine Planner::ExplainOwner(int32_t owner) const {
+ExplainedLine Planner::ExplainRange(RangeId range_id) const {
   ExplainedLine line{.indent = 4};
-  const ShareRange& reads = shares_.range(owner);
-  const RangeCuts& cuts = items_.cuts(owner);
+  const ShareRange& reads = shares_.range(range_id);
+  const RangeCuts& cuts = items_.cuts(range_id);
   if (problem_.traits.cuts_kv && !problem_.spec.deterministic) {  // the backend says how it runs the range
     Append(line.text, "reads %s for %d rows%s", Range(reads.begin, reads.end).c_str(), reads.rows,
            cuts.writes_states ? "" : " (writes the output if it stays whole)");
@@ -113,7 +113,7 @@ ExplainedLine Planner::ExplainOwner(int32_t owner) const {
   Append(line.text, "reads %s for %d rows: %d x %d %s items%s, %d kv heads a task", Range(reads.begin, reads.end).c_str(),
          reads.rows, cuts.pieces, cuts.row_groups,
          problem_.cost.tiles().KindOf(reads.rows / cuts.row_groups) == ItemKind::kDenseTile ? "dense" : "stream",
-         cuts.writes_states ? "" : " (write the output)", items_.heads_per_task(owner));
+         cuts.writes_states ? "" : " (write the output)", items_.heads_per_task(range_id));
   return line;
 }
 
@@ -126,14 +126,14 @@ std::vector<ExplainedLine> Planner::ExplainNode(int32_t n) const {
          node.rows, std::string(Name(node.decision)).c_str());
   if (node.tokens > 0 && node.num_consumers > 1) {
     Append(says, " (%d tokens: read once %.2f us, read by the %d items below %.2f us)", node.tokens, node.share_ns / 1e3,
-           node.below_reads, node.absorb_ns / 1e3);
+           node.below_reads, node.per_child_ns / 1e3);
   }
-  if (items_.cuts(n).pieces > 0) lines.push_back(ExplainOwner(n));
+  if (items_.cuts(NodeRange(n)).pieces > 0) lines.push_back(ExplainRange(NodeRange(n)));
   for (int32_t b : forest.BranchesAt(n)) {
     ExplainedLine& branch = lines.emplace_back(ExplainedLine{.indent = 2, .what = "branch", .id = b});
     Append(branch.text, ", kv_len %d, %d queries", forest_.view().branch_kv_len[b], forest.query_count[b]);
     tiles_.ForEachTile(b, [&](const RowTile& tile) {
-      if (items_.cuts(tile.owner).pieces > 0) lines.push_back(ExplainOwner(tile.owner));
+      if (items_.cuts(tile.range_id).pieces > 0) lines.push_back(ExplainRange(tile.range_id));
     });
   }
   return lines;
@@ -156,8 +156,8 @@ std::string Planner::Explain() const {
     Append(out, "head_dim is padded on chip to %d: %.0f %% more computation\n", problem_.traits.native_head_dim,
            100.0 * (problem_.traits.native_head_dim - problem_.spec.head_dim) / problem_.spec.head_dim);
   }
-  Append(out, "prices: memory %.2f, compute %.2f; grain %.1f us; capacity pressure %d\n", shares_.memory_price(),
-         shares_.compute_price(), items_.grain_ns() / 1e3, pressure_);
+  Append(out, "prices: memory %.2f, compute %.2f; target task time %.1f us; coarsening level %d\n", shares_.memory_price(),
+         shares_.compute_price(), items_.target_task_ns() / 1e3, coarsening_level_);
 
   TreeText tree(forest_.now());
   for (int32_t n : forest_.now().Preorder()) tree.SetLines(n, ExplainNode(n));
@@ -166,8 +166,8 @@ std::string Planner::Explain() const {
   Append(out, "KV read: %.3f MiB, without sharing %.3f MiB; partial states %.3f MiB\n",
          static_cast<double>(stats.kv_bytes_read) * mib, static_cast<double>(stats.kv_bytes_read_unshared) * mib,
          static_cast<double>(stats.state_bytes) * mib);
-  Append(out, "%.3f Gflop in %d items (%d shared nodes, %d absorbed), %d merge sets, %d contributions\n",
-         static_cast<double>(stats.flops) / 1e9, stats.num_items, stats.shared_nodes, stats.absorbed_nodes, stats.num_merge_sets,
+  Append(out, "%.3f Gflop in %d items (%d shared nodes, %d read per child), %d merge sets, %d contributions\n",
+         static_cast<double>(stats.flops) / 1e9, stats.num_items, stats.shared_nodes, stats.unshared_nodes, stats.num_merge_sets,
          stats.num_contributions);
   Append(out, "predicted: %.2f us (memory %.2f, compute %.2f, fixed and states %.2f)\n", stats.predicted_ns / 1e3,
          load.memory_ns / 1e3, load.compute_ns / 1e3, load.overhead_ns / 1e3);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "attention/former_names.h"
 #include "attention/machine_json.h"
 #include "core/check.h"
 #include "core/dismantle_json.h"
@@ -52,8 +53,8 @@ constexpr std::array<Field<BackendTraits, int32_t>, 10> kTraitsInts = {
      {"dense_tile_rows", &BackendTraits::dense_tile_rows, 1, kMostRows},
      {"dense_min_rows", &BackendTraits::dense_min_rows, 1, kMostRows},
      {"dense_row_unit", &BackendTraits::dense_row_unit, 0, kMostRows},
-     {"stream_lanes", &BackendTraits::stream_lanes, 1, kMostWorkers},
-     {"team_lanes", &BackendTraits::team_lanes, 0, kMostWorkers},
+     {"stream_warps", &BackendTraits::stream_warps, 1, kMostWorkers},
+     {"cooperative_warps", &BackendTraits::cooperative_warps, 0, kMostWorkers},
      {"max_item_rows", &BackendTraits::max_item_rows, 0, kMostRows},
      {"kv_tile", &BackendTraits::kv_tile, 1, kMostTokens},
      {"max_heads_per_task", &BackendTraits::max_heads_per_task, 0, kMaxHeads},
@@ -65,8 +66,8 @@ constexpr std::array<Field<BackendTraits, int32_t>, 1> kUnitTraits = {
     {{"deterministic_unit", &BackendTraits::deterministic_unit, 1, kMostTokens}}};
 constexpr std::array<Field<BackendTraits, float>, 1> kRateTraits = {{{"stream_cache_share", &BackendTraits::stream_cache_share}}};
 constexpr std::array<Field<BackendTraits, float>, 1> kLatencyTraits = {{{"dense_latency", &BackendTraits::dense_latency}}};
-constexpr std::array<Field<BackendTraits, int32_t>, 1> kWideTraits = {
-    {{"wide_stream_rows", &BackendTraits::wide_stream_rows, 0, kMostRows}}};
+constexpr std::array<Field<BackendTraits, int32_t>, 1> kTwoColumnTraits = {
+    {{"two_column_rows", &BackendTraits::two_column_rows, 0, kMostRows}}};
 constexpr std::array<Field<PlanDump, std::vector<int32_t>>, 10> kForestArrays = {
     {{"node_parent", &PlanDump::node_parent},
      {"node_begin", &PlanDump::node_begin},
@@ -95,7 +96,7 @@ class Reader {
   template <class T>
   void Get(const char* field, T& into) {
     if (!status_.ok()) return;
-    const auto it = object_.find(field);
+    const auto it = FindField(object_, field, kFormerTraitNames);
     if (it == object_.end()) return Fail(field, "is missing");
     if constexpr (std::is_same_v<T, bool>) {
       if (!it->is_boolean()) return Fail(field, "is not true or false");
@@ -209,14 +210,14 @@ std::string DumpPlan(const Planner& planner, const std::string& tasks) {
   options["force_sharing"] = planner.options().force_sharing;
   options["lookahead_tokens"] = planner.options().lookahead_tokens;
   ordered_json& traits = section("traits", kTraitsInts.size() + kCutTraits.size() + 1 + kUnitTraits.size() + kRateTraits.size() +
-                                               kLatencyTraits.size() + kWideTraits.size());
+                                               kLatencyTraits.size() + kTwoColumnTraits.size());
   PutAll(traits, kTraitsInts, planner.traits());
   PutAll(traits, kCutTraits, planner.traits());
   traits["cuts_kv"] = planner.traits().cuts_kv;
   PutAll(traits, kUnitTraits, planner.traits());
   PutAll(traits, kRateTraits, planner.traits());
   PutAll(traits, kLatencyTraits, planner.traits());
-  PutAll(traits, kWideTraits, planner.traits());
+  PutAll(traits, kTwoColumnTraits, planner.traits());
   PutMachineModel(planner.machine(), &root["machine"]);
 
   const PrefixForestView& view = planner.forest();
@@ -300,7 +301,7 @@ Result<PlanDump> ParsePlanDump(std::string_view text) {
   if (section("traits").contains("stream_cache_share")) traits.GetAll(kRateTraits, dump.traits);
   if (section("traits").contains("dense_latency")) {
     traits.GetAll(kLatencyTraits, dump.traits);
-    traits.GetAll(kWideTraits, dump.traits);
+    traits.GetAll(kTwoColumnTraits, dump.traits);
   }
   COPPICE_RETURN_IF_ERROR(traits.status());
   COPPICE_ASSIGN_OR_RETURN(dump.machine, ParseMachineModel(section("machine").dump()));

@@ -12,7 +12,7 @@
 
 namespace coppice::attention {
 
-// What a dump was made from.
+// The source of a dump.
 struct PlanDump : OwnedForest {
   AttentionSpec spec;
   PlanCapacity capacity;

@@ -1,4 +1,4 @@
-// What is no plan dump, or one that no planner could have written, is refused by name. Layer: attention, tests.
+// Text that is no plan dump, or one that no planner could have written, is refused by name. Layer: attention, tests.
 #include "attention/plan_io.h"
 
 #include <gtest/gtest.h>
@@ -7,6 +7,8 @@
 #include <string>
 #include <tuple>
 #include <utility>
+
+#include "attention/former_names.h"
 
 namespace coppice::attention {
 namespace {
@@ -35,6 +37,21 @@ TEST(PlanIo, RefusesWhatIsNoDump) {
             std::string::npos);
 }
 
+TEST(PlanIo, ReadsFormerNamesOfTraits) {
+  json dump = ValidDump();
+  const PlanDump expected = ParsePlanDump(dump.dump()).value();
+  for (const auto& [now, former] : kFormerTraitNames) {
+    json& traits = dump["traits"];
+    traits[std::string(former)] = traits.at(std::string(now));
+    traits.erase(std::string(now));
+  }
+  const Result<PlanDump> parsed = ParsePlanDump(dump.dump());
+  ASSERT_TRUE(parsed.ok()) << parsed.status().ToString();
+  EXPECT_EQ(parsed->traits.stream_warps, expected.traits.stream_warps);
+  EXPECT_EQ(parsed->traits.cooperative_warps, expected.traits.cooperative_warps);
+  EXPECT_EQ(parsed->traits.two_column_rows, expected.traits.two_column_rows);
+}
+
 TEST(PlanIo, RefusesNumbersThatDoNotFit) {
   const json valid = ValidDump();
   ASSERT_EQ(Message(valid.dump()), "");
@@ -47,8 +64,8 @@ TEST(PlanIo, RefusesNumbersThatDoNotFit) {
       {"/traits/dense_tile_rows", 0, "'traits.dense_tile_rows' is 0"},
       {"/traits/dense_min_rows", 1 << 20, "'traits.dense_min_rows' is 1048576"},
       {"/traits/dense_row_unit", -5, "'traits.dense_row_unit' is -5"},
-      {"/traits/stream_lanes", 0, "'traits.stream_lanes' is 0"},
-      {"/traits/team_lanes", -1, "'traits.team_lanes' is -1"},
+      {"/traits/stream_warps", 0, "'traits.stream_warps' is 0"},
+      {"/traits/cooperative_warps", -1, "'traits.cooperative_warps' is -1"},
       {"/traits/max_item_rows", -1, "'traits.max_item_rows' is -1"},
       {"/traits/max_heads_per_task", 70000, "'traits.max_heads_per_task' is 70000"},
       {"/traits/native_head_dim", -64, "'traits.native_head_dim' is -64"},
@@ -57,7 +74,7 @@ TEST(PlanIo, RefusesNumbersThatDoNotFit) {
       {"/traits/deterministic_unit", 1 << 30, "'traits.deterministic_unit' is 1073741824"},
       {"/traits/dense_latency", 0, "'traits.dense_latency' is 0.000000, expected 0.001000 to 1000.000000"},
       {"/traits/stream_cache_share", -1, "'traits.stream_cache_share' is -1.000000, expected 0.001000 to"},
-      {"/traits/wide_stream_rows", -1, "'traits.wide_stream_rows' is -1, expected 0 to"},
+      {"/traits/two_column_rows", -1, "'traits.two_column_rows' is -1, expected 0 to"},
       {"/traits/max_set_contributions", -1, "'traits.max_set_contributions' is -1, expected 0 to"},
       {"/forest/version", -1, "'forest.version' is -1, expected an integer from 0 to 18446744073709551615"},
       {"/forest/node_begin/0", 4294967296, "'forest.node_begin' holds 4294967296, expected integers"},

@@ -62,7 +62,7 @@ void PlanLengths::HoldBranch(int32_t b, const ForestIndex& forest, const SharePl
   grows_[b] = shares.Grows(b);
   hold_min_[b] = hold_max_[b] = length;
   const bool queries_in_shared_node = length - count < leaf_begin;
-  const RangeCuts& cuts = items.cuts(problem_.TileOwner(b));
+  const RangeCuts& cuts = items.cuts(problem_.TileRange(b));
   const bool cut_ahead = problem_.spec.deterministic && cuts.contributions_above > 0;  // for the present length
   if (!grows_[b] || problem_.spec.window > 0 || queries_in_shared_node || cuts.pieces > 1 || cut_ahead) return;
   const LengthClass planned = problem_.PlannedClass(leaf_begin, length);

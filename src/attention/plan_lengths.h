@@ -23,8 +23,8 @@ class PlanLengths {
   // Any length of any branch, of one branch, changes no decision.
   void Clear();
   void Retire(int32_t branch);
-  // The steps left if the plan for the forest at hand is one for this forest too. What one step may change is for
-  // ForestIndex::CheckStep.
+  // The steps left if the plan for the forest at hand is one for this forest too. ForestIndex::CheckStep checks the changes of
+  // the step.
   std::optional<int32_t> StepsLeft(const PrefixForestView& forest, const ForestHistory& history) const;
   // For a new plan: finds the lengths of marked branches, and returns the steps left.
   int32_t Hold(const ForestHistory& history, const PlanChanges& changes, const SharePlan& shares, const ItemLowering& items);

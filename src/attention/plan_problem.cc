@@ -15,7 +15,7 @@ constexpr uint32_t kShortestLeaf = 64, kShortLeaf = 512;
 PlanSizes Limits(const AttentionSpec& spec, const PlanCapacity& capacity, const BackendTraits& traits) {
   const int32_t set_queries = MaxSetQueries(spec.group_size());
   const int64_t sets = int64_t{capacity.max_branches} + capacity.max_queries / set_queries;
-  // What a deep tree with a few cuts wants; more is dropped. Deterministic mode cuts every path at its superblocks.
+  // Room for a deep tree with a few cuts; more sharing is dropped. Deterministic mode cuts every path at its superblocks.
   const int64_t depth = spec.deterministic ? 12 : 6;
   const int64_t cuts = int64_t{8} * traits.workers;
   // States: two levels for every query (a cached prefix under new prompts), more for as many as decode steps and drafts have.

@@ -1,8 +1,10 @@
-// What a plan is made for, and what follows from it: the same for every stage and every step. Layer: attention, private.
+// A plan's problem, and what follows from it: the same for every stage and every step. Layer: attention, private.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "attention/backend_traits.h"
 #include "attention/cost_model.h"
@@ -11,6 +13,27 @@
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention {
+
+// The id of a range of KV that a plan reads: the range of a shared node, or of a row tile of a branch. Nodes come first, then row
+// tiles by their first merge set (PlanProblem::TileRange).
+enum class RangeId : int32_t {};
+constexpr RangeId NodeRange(int32_t node) { return RangeId{node}; }
+constexpr int32_t NodeOf(RangeId range_id) { return static_cast<int32_t>(range_id); }  // REQUIRES: not of a row tile
+
+// A value for each range of a plan.
+template <class T>
+class ByRange {
+ public:
+  ByRange() = default;
+  ByRange(std::span<T> values) : values_(values) {}  // NOLINT(google-explicit-constructor): of Arena::Take
+
+  T& operator[](RangeId range_id) const { return values_[static_cast<size_t>(range_id)]; }
+  auto begin() const { return values_.begin(); }
+  auto end() const { return values_.end(); }
+
+ private:
+  std::span<T> values_;  // [ranges]
+};
 
 constexpr int32_t AlignDown(int32_t value, int32_t unit) { return value / unit * unit; }
 
@@ -41,12 +64,12 @@ struct PlanProblem {
   bool optional;                    // sharing, as far as options say
 
   // Whether whole steps are compared or predicted.
-  bool JudgesSteps() const { return optional || cost.has_latencies(); }
+  bool ComparesSteps() const { return optional || cost.has_latencies(); }
   // Whether the row tiles of one branch may share reads. A backend that cuts ranges itself runs blocks of rows that read the same
   // KV side by side: tiles that read on through what they have in common take no longer, and need no states.
   bool SharesWithinBranches() const { return !traits.cuts_kv || spec.deterministic; }
   int32_t AlignShare(int32_t kv_index) const { return AlignDown(kv_index, share_unit); }
-  // What a leaf's kLive is taken to be when times are predicted: its own tokens rounded up to a step, so that growth changes it
+  // A leaf's end, for kLive, when times are predicted: its own tokens rounded up to a step, so that growth changes it
   // rarely. Octaves up to 512 tokens, where fixed costs dominate; a quarter of that above.
   LengthClass PlannedClass(int32_t leaf_begin, int32_t kv_len) const;
   // As far as deterministic plans lay out a branch that may grow: they hold until the next Update, for no length but the present
@@ -58,11 +81,11 @@ struct PlanProblem {
     return AlignDown(std::max(0, min_query - spec.window + 1), window_unit);
   }
 
-  // Who reads a range, a shared node or a row tile of a branch, is its owner. Ids: nodes first, then row tiles by their first merge
-  // set.
-  int32_t TileOwner(int32_t first_set) const { return capacity.max_nodes + first_set; }
-  bool IsTile(int32_t owner) const { return owner >= capacity.max_nodes; }
-  int32_t num_owners() const { return capacity.max_nodes + sizes.max_merge_sets; }
+  RangeId TileRange(int32_t first_set) const { return RangeId{capacity.max_nodes + first_set}; }
+  bool IsTile(RangeId range_id) const { return static_cast<int32_t>(range_id) >= capacity.max_nodes; }
+  // REQUIRES: IsTile.
+  int32_t FirstSetOf(RangeId range_id) const { return static_cast<int32_t>(range_id) - capacity.max_nodes; }
+  int32_t num_ranges() const { return capacity.max_nodes + sizes.max_merge_sets; }
 };
 
 }  // namespace coppice::attention

@@ -1,6 +1,6 @@
-// What a plan says of itself in numbers. A decode step asks after each Update, so nothing here walks the plan but what depends on
-// lengths in other ways than by their sum: windows, draft masks, and items laid out ahead of a branch's length. Distinct tokens are
-// summed over the nodes, of which there are two a branch at most. Layer: attention.
+// A plan's statistics. A decode step asks for them after each Update, so the plan is walked only for counts that depend on
+// lengths in other ways than by their sum: windows, draft masks, and items laid out ahead of a branch's length. Distinct tokens
+// are summed over the nodes, of which there are two a branch at most. Layer: attention.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -81,6 +81,7 @@ int64_t Planner::VisibleTokens() const {
   const std::span<const int32_t> lengths = forest_.view().branch_kv_len;
   if (problem_.spec.window == 0 && !forest_.now().has_tree_mask())
     return Dot(forest_.now().query_count, lengths) - tiles_.tokens_before();
+  const std::span<const int32_t> query_begin = forest_.now().query_begin();  // the caller's may be those of the next step
   int64_t visible = 0;
   for (int32_t b : forest_.now().ActiveBranches()) {
     const int32_t count = forest_.now().query_count[b], length = lengths[b];
@@ -88,7 +89,7 @@ int64_t Planner::VisibleTokens() const {
       int64_t seen = length - count + q + 1;
       if (forest_.now().has_tree_mask()) {
         const uint64_t in_batch = count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
-        seen = length - count + std::popcount(forest_.view().query_tree_mask[forest_.view().branch_query_begin[b] + q] & in_batch);
+        seen = length - count + std::popcount(forest_.view().query_tree_mask[query_begin[b] + q] & in_batch);
       }
       visible += problem_.spec.window > 0 ? std::min<int64_t>(seen, problem_.spec.window) : seen;
     }
@@ -110,7 +111,7 @@ PlanStats Planner::Stats() const {
   stats.kv_tokens_read = TokensRead();
   stats.kv_tokens_read_unshared = TokensReadUnshared();
   stats.shared_nodes = shares_.shared_nodes();
-  stats.absorbed_nodes = shares_.absorbed_nodes();
+  stats.unshared_nodes = shares_.unshared_nodes();
   stats.kv_bytes_read = stats.kv_tokens_read * problem_.cost.kv_bytes_per_token();
   stats.kv_bytes_read_unshared = stats.kv_tokens_read_unshared * problem_.cost.kv_bytes_per_token();
   stats.kv_bytes_distinct = TokensDistinct() * problem_.cost.kv_bytes_per_token();

@@ -55,7 +55,7 @@ PlanCapacity Large() {
   return {.max_branches = 256, .max_queries = 8192, .max_nodes = 512, .max_page_slots = 1 << 20, .page_size = 16};
 }
 
-// What Stats says, counted item by item and query by query.
+// Compares Stats() with counts item by item and query by query.
 void CheckStats(const Planner& planner, const TestForest& forest) {
   const PlanView view = planner.View();
   const AttentionSpec& spec = planner.spec();
@@ -380,7 +380,7 @@ struct KeptPlan {
   uint64_t revision;
 };
 
-// What a plan does not list as changed is what it was in the plan before. Counts what it does not list.
+// Items and sets that a plan does not list as changed equal those of the plan before. `unlisted` counts them.
 void ExpectUnlistedAsBefore(const PlanView& plan, const KeptPlan& before, int64_t& unlisted) {
   ASSERT_EQ(plan.changed_since, before.revision);
   const auto listed = [](std::span<const int32_t> list, int32_t id) { return std::ranges::find(list, id) != list.end(); };
@@ -440,8 +440,8 @@ TEST(PlanEdits, ListWhatChanged) {
 }
 
 // All of a plan, slots too.
-void ExpectSamePlan(const Planner& told, const Planner& compares) {
-  const PlanView a = told.View(), b = compares.View();
+void ExpectSamePlan(const Planner& edited, const Planner& compares) {
+  const PlanView a = edited.View(), b = compares.View();
   const auto same = [](const auto& x, const auto& y) { return std::ranges::equal(x, y); };
   ASSERT_EQ(a.revision, b.revision);
   ASSERT_TRUE(same(a.compute_queue, b.compute_queue) && same(a.bandwidth_queue, b.bandwidth_queue));
@@ -449,15 +449,15 @@ void ExpectSamePlan(const Planner& told, const Planner& compares) {
   const auto bytes = [](const auto& list) { return std::as_bytes(list); };
   ASSERT_TRUE(same(bytes(a.items), bytes(b.items)) && same(a.members, b.members));
   ASSERT_TRUE(same(bytes(a.merge_sets), bytes(b.merge_sets)) && same(bytes(a.contributions), bytes(b.contributions)));
-  ASSERT_EQ(told.StepsLeft(), compares.StepsLeft());
-  ASSERT_EQ(told.Stats().nodes_replanned, compares.Stats().nodes_replanned);
-  ASSERT_EQ(told.Explain(), compares.Explain());
+  ASSERT_EQ(edited.StepsLeft(), compares.StepsLeft());
+  ASSERT_EQ(edited.Stats().nodes_replanned, compares.Stats().nodes_replanned);
+  ASSERT_EQ(edited.Explain(), compares.Explain());
 }
 
 // The caller names changes since the last forest or an older one, among others and more than once; or those of a forest that the
 // plan has not seen, or whose version is of no use to it, and then not all of them.
 TEST(PlanEdits, ThatAreNamedGiveWhatComparingGives) {
-  int64_t told_updates = 0;
+  int64_t reported_updates = 0;
   for (uint32_t seed = 0; seed < 60; ++seed) {
     std::mt19937 rng(seed), names(1000 + seed);
     const auto pick = [&](int32_t low, int32_t high) { return std::uniform_int_distribution<int32_t>(low, high)(names); };
@@ -470,7 +470,7 @@ TEST(PlanEdits, ThatAreNamedGiveWhatComparingGives) {
     PlanCapacity capacity = Large();
     capacity.page_size = forest.page_size;
     capacity.max_page_slots = 1 << 22;
-    const std::unique_ptr<Planner> told = setup.Make(capacity), compares = setup.Make(capacity);
+    const std::unique_ptr<Planner> edited = setup.Make(capacity), compares = setup.Make(capacity);
     std::vector<TestForest> taken;
     for (int32_t step = 0; step < 60; ++step) {
       SCOPED_TRACE("seed " + std::to_string(seed) + " step " + std::to_string(step));
@@ -495,7 +495,7 @@ TEST(PlanEdits, ThatAreNamedGiveWhatComparingGives) {
           for (int32_t extra = pick(0, 4); extra > 0; --extra) named.push_back(pick(0, slots - 1));
           if (!named.empty()) named.push_back(named[static_cast<size_t>(pick(0, static_cast<int32_t>(std::ssize(named)) - 1))]);
           std::ranges::shuffle(named, names);
-          ++told_updates;
+          ++reported_updates;
         }
         view.changed_nodes = named;
       }
@@ -504,32 +504,32 @@ TEST(PlanEdits, ThatAreNamedGiveWhatComparingGives) {
         refused.version += 1000;
         const std::vector<int32_t> wrong = {0, slots};
         refused.changed_nodes = wrong;
-        ASSERT_EQ(told->Update(refused).code(), StatusCode::kInvalidArgument);
+        ASSERT_EQ(edited->Update(refused).code(), StatusCode::kInvalidArgument);
       }
-      ASSERT_EQ(told->Update(view).ToString(), "OK");
+      ASSERT_EQ(edited->Update(view).ToString(), "OK");
       ASSERT_EQ(compares->Update(forest.Forest()).ToString(), "OK");
-      ASSERT_NO_FATAL_FAILURE(ExpectSamePlan(*told, *compares));
-      ASSERT_NO_FATAL_FAILURE(CheckPlan(*told, forest));
+      ASSERT_NO_FATAL_FAILURE(ExpectSamePlan(*edited, *compares));
+      ASSERT_NO_FATAL_FAILURE(CheckPlan(*edited, forest));
       taken.push_back(forest);
       RandomEdit(forest, rng);
     }
   }
-  EXPECT_GT(told_updates, 1500);
+  EXPECT_GT(reported_updates, 1500);
 }
 
 TEST(PlanEdits, OfAnotherForestAreFoundByComparing) {
   TestForest forest;
   const int32_t root = forest.AddNode(kNoParent, 1024);
   for (int32_t b = 0; b < 4; ++b) forest.AddBranch(root, 40, 1);
-  const std::unique_ptr<Planner> told = PlanSetup().Make(Large()), compares = PlanSetup().Make(Large());
+  const std::unique_ptr<Planner> edited = PlanSetup().Make(Large()), compares = PlanSetup().Make(Large());
   const auto update = [&](uint64_t version, uint64_t since) {
     PrefixForestView view = forest.Forest();
     view.version = version;
     ASSERT_TRUE(compares->Update(view).ok());
     view.changed_since = since;
     view.changed_nodes.emplace();  // none, which is wrong
-    ASSERT_TRUE(told->Update(view).ok());
-    ASSERT_NO_FATAL_FAILURE(ExpectSamePlan(*told, *compares));
+    ASSERT_TRUE(edited->Update(view).ok());
+    ASSERT_NO_FATAL_FAILURE(ExpectSamePlan(*edited, *compares));
   };
   update(10, 10);
   forest.SplitNode(root, 100);
@@ -759,7 +759,7 @@ TEST(PlanPolicy, OneLevelSharesOnlyWhatAllHaveInCommon) {
   CheckPlan(*planner, forest);
 }
 
-TEST(PlanCost, SharesLongPrefixesAndAbsorbsShortOnes) {
+TEST(PlanCost, SharesLongPrefixesAndReadsShortOnesPerChild) {
   for (const char* machine : {"zen4", "zen5", "sapphire-rapids", "generic-x86", "h100", "h200"}) {
     SCOPED_TRACE(machine);
     PlanSetup setup;
@@ -775,12 +775,12 @@ TEST(PlanCost, SharesLongPrefixesAndAbsorbsShortOnes) {
     EXPECT_EQ(shared_nodes(4096, 64), 1);
     EXPECT_EQ(shared_nodes(2, 2), 0);
     EXPECT_EQ(shared_nodes(1, 64), 0);
-    // Once sharing pays at a length, it pays at all greater ones.
-    bool paid = false;
+    // Once sharing saves time at a length, it does at all greater ones.
+    bool saved_time = false;
     for (int32_t prefix = 1; prefix <= 8192; prefix *= 2) {
-      const bool pays = shared_nodes(prefix, 64) > 0;
-      EXPECT_TRUE(pays || !paid) << prefix;
-      paid |= pays;
+      const bool saves_time = shared_nodes(prefix, 64) > 0;
+      EXPECT_TRUE(saves_time || !saved_time) << prefix;
+      saved_time |= saves_time;
     }
   }
 }
@@ -845,12 +845,12 @@ TEST(PlanCost, ShortStepsOfAGpuShareNothing) {
   }
 }
 
-// Where the lanes of a worker read a task together, few requests end sooner, shared or not; a long prefix is shared by them.
-TEST(PlanCost, TeamsEndStepsOfFewRequestsSooner) {
+// Where the warps of a worker read a task together, few requests end sooner, shared or not; a long prefix is shared by them.
+TEST(PlanCost, CooperativeTasksEndStepsOfFewRequestsSooner) {
   const AttentionSpec spec{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
-  const BackendTraits teams = testing::H200Traits();
-  BackendTraits alone = teams;
-  alone.team_lanes = 0;
+  const BackendTraits cooperative_tasks = testing::H200Traits();
+  BackendTraits alone = cooperative_tasks;
+  alone.cooperative_warps = 0;
   const MachineModel h200 = ShippedMachineModel("h200").value();
   for (const int32_t prefix : {512, 32768}) {
     for (const int32_t branches : {4, 64}) {
@@ -861,18 +861,19 @@ TEST(PlanCost, TeamsEndStepsOfFewRequestsSooner) {
       const auto predicted_ns = [&](const BackendTraits& traits, SharePolicy policy) {
         const auto planner = Planner::Create(spec, forest.Capacity(), {.policy = policy}, traits, h200).value();
         EXPECT_TRUE(planner->Update(forest.Forest()).ok());
-        if (policy == SharePolicy::kTree && traits.team_lanes > 0) {
+        if (policy == SharePolicy::kTree && traits.cooperative_warps > 0) {
           EXPECT_EQ(planner->Stats().shared_nodes, prefix == 512 && branches == 4 ? 0 : 1);
         }
         return planner->Stats().predicted_ns;
       };
-      const double team_ns = predicted_ns(teams, SharePolicy::kStore), alone_ns = predicted_ns(alone, SharePolicy::kStore);
+      const double cooperative_ns = predicted_ns(cooperative_tasks, SharePolicy::kStore),
+                   alone_ns = predicted_ns(alone, SharePolicy::kStore);
       if (branches == 4) {
-        EXPECT_LT(team_ns, alone_ns);
+        EXPECT_LT(cooperative_ns, alone_ns);
       } else {
-        EXPECT_EQ(team_ns, alone_ns) << "more tasks than workers";
+        EXPECT_EQ(cooperative_ns, alone_ns) << "more tasks than workers";
       }
-      EXPECT_LE(predicted_ns(teams, SharePolicy::kTree), team_ns);
+      EXPECT_LE(predicted_ns(cooperative_tasks, SharePolicy::kTree), cooperative_ns);
     }
   }
 }
@@ -901,7 +902,7 @@ TEST(PlanCost, ShortLeavesCountAsTheirClassDoes) {
 }
 
 // Where times are sums of work, a plan that shares is predicted to end sooner than the one that shares nothing, whatever the prices
-// that each node was decided with: near the point where sharing begins to pay they disagree.
+// that each node was decided with: near the point where sharing begins to save time they disagree.
 TEST(PlanCost, NeverSharesAgainstTheSum) {
   const BackendTraits amx{.workers = 2, .dense_tile_rows = 16, .dense_min_rows = 5, .kv_tile = 512};
   const MachineModel machine = ShippedMachineModel("sapphire-rapids", 2).value();
@@ -1126,7 +1127,7 @@ TEST(PlanCapacityTest, CutsLessBeforeItSharesLess) {
   const std::unique_ptr<Planner> planner = setup.Make(capacity);
   ASSERT_TRUE(planner->Update(forest.Forest()).ok());
   CheckPlan(*planner, forest);
-  EXPECT_EQ(planner->Explain().find("capacity pressure 0"), std::string::npos) << "the case asks for too little";
+  EXPECT_EQ(planner->Explain().find("coarsening level 0"), std::string::npos) << "the case asks for too little";
   EXPECT_EQ(planner->Stats().shared_nodes, 1);
 }
 
@@ -1142,7 +1143,7 @@ TEST(PlanCapacityTest, HasRoomForTheCutsOfOneLongPrefix) {
     setup.machine = ShippedMachineModel("h200", 132).value();
     const std::unique_ptr<Planner> planner = setup.Make(forest.Capacity());
     ASSERT_TRUE(planner->Update(forest.Forest()).ok());
-    EXPECT_NE(planner->Explain().find("capacity pressure 0"), std::string::npos) << planner->Explain();
+    EXPECT_NE(planner->Explain().find("coarsening level 0"), std::string::npos) << planner->Explain();
     EXPECT_EQ(planner->Stats().shared_nodes, 1);
   }
 }

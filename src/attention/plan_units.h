@@ -16,7 +16,7 @@ inline constexpr int32_t kDeterministicSuperblock = kSuperblockUnits * kDetermin
 // after the other, and the most pieces that a range is cut into along KV.
 inline constexpr int64_t kFoldRows = 4, kFoldWarpRows = 16, kMostPieces = 64;
 
-// The same of a stream task: a lane's step in tokens, alone or as one of a team, the lanes of a worker that read a task together.
+// The same of a stream task: a warp's step in tokens, alone or in a cooperative task, which all warps of a worker read.
 inline constexpr int32_t kStreamStepTokens = 32;
 
 // The passes of a fold for one state of an item of so many rows. Before its first state a fold waits for its ticket, the

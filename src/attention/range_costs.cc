@@ -17,16 +17,16 @@ double Quantise(double value) { return value <= 0 ? 0 : std::exp2(std::ceil(4 * 
 
 }  // namespace
 
-double GrainNs(const CostModel& cost, int64_t ranges_ps) {
+double TargetTaskNs(const CostModel& cost, int64_t ranges_ps) {
   return std::max(Quantise(static_cast<double>(ranges_ps) * 1e-3 / kTasksPerWorker), kMinTaskStarts * cost.machine().item_fixed_ns);
 }
 
-int32_t RangeCosts::PiecesToLower(int32_t rows, int32_t tokens, double grain_ns) const {
+int32_t RangeCosts::PiecesToLower(int32_t rows, int32_t tokens, double target_task_ns) const {
   const RowCosts& costs = Of(rows);
   const double whole_ns = tokens * costs.token_ns + problem_.cost.machine().item_fixed_ns;
-  if (whole_ns <= grain_ns) return 1;
+  if (whole_ns <= target_task_ns) return 1;
   const int64_t blocks = CeilDiv(rows, problem_.traits.dense_tile_rows);
-  return std::clamp(static_cast<int32_t>(CeilDiv(TasksOfGrain(whole_ns, grain_ns), blocks)), 1,
+  return std::clamp(static_cast<int32_t>(CeilDiv(TasksOfAtMost(whole_ns, target_task_ns), blocks)), 1,
                     std::max(1, tokens / costs.shortest_piece));
 }
 

@@ -1,5 +1,5 @@
-// What reading a range for some rows costs, whole and cut: the share decision prices by the same numbers that the lowering cuts by.
-// Layer: attention, private.
+// The cost of reading a range for some rows, whole and cut: the share decision prices by the same numbers that the lowering cuts
+// by. Layer: attention, private.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace coppice::attention {
 
-// What a shared node, or a row tile of a branch, reads for its merge sets. Before any cut.
+// The range that a shared node, or a row tile of a branch, reads for its merge sets. Before any cut.
 struct ShareRange {
   int32_t begin = 0, end = 0;            // kv indices; end may be kLive
   int32_t rows = 0, num_sets = 0;        // per kv head. 0: it reads nothing
@@ -24,7 +24,7 @@ struct ShareRange {
 // Of so many rows under one kv head.
 struct RowCosts {
   int32_t rows = -1, row_groups = 0;
-  int32_t shortest_piece = 0;  // tokens below which a cut does not pay
+  int32_t shortest_piece = 0;  // tokens below which a cut saves no time
   int64_t dense_tasks = 0, computed_rows = 0;
   int64_t compute_ps = 0;
   double compute_ns = 0;  // one token, whole machine
@@ -34,7 +34,7 @@ struct RowCosts {
 // Sums that edits add to and subtract from are integers (picoseconds), so that they do not drift from a fresh plan's.
 inline int64_t Picoseconds(double ns) { return static_cast<int64_t>(ns * 1e3 + 0.5); }
 
-// What a nanosecond of reading and one of computing cost where a step is decided about.
+// Prices of a nanosecond of reading and one of computing where a step is decided about.
 struct ResourcePrices {
   double memory = 1, compute = 1;
   bool operator==(const ResourcePrices&) const = default;
@@ -52,9 +52,11 @@ inline ResourcePrices PricesOf(const CostModel& cost, int64_t tokens, int64_t co
 
 // The longest that a task is to be on its worker: no part of the worker's share of a step whose ranges take so long before any cut
 // that is hard to even out. It changes by 19 % at least, so that small edits leave it alone.
-double GrainNs(const CostModel& cost, int64_t ranges_ps);
-// Tasks of no more than the grain.
-inline int32_t TasksOfGrain(double ns, double grain_ns) { return static_cast<int32_t>(std::min(ns / grain_ns, 65536.0)) + 1; }
+double TargetTaskNs(const CostModel& cost, int64_t ranges_ps);
+// Tasks of no more than the target task time.
+inline int32_t TasksOfAtMost(double ns, double target_task_ns) {
+  return static_cast<int32_t>(std::min(ns / target_task_ns, 65536.0)) + 1;
+}
 // A task takes several kv heads until it lasts this many starts.
 inline constexpr double kMinTaskStarts = 8;
 
@@ -75,7 +77,7 @@ class RangeCosts {
   // The same before any cut.
   Load Whole(const ShareRange& range) const { return Of(range, /*row_groups=*/0, 1); }
   // The pieces along KV that deterministic mode wants where a GPU's lowering goes on from them, which runs blocks of rows apart.
-  int32_t PiecesToLower(int32_t rows, int32_t tokens, double grain_ns) const;
+  int32_t PiecesToLower(int32_t rows, int32_t tokens, double target_task_ns) const;
 
  private:
   RowCosts Compute(int32_t rows) const;

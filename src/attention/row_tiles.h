@@ -14,7 +14,8 @@ namespace coppice::attention {
 
 // Of a branch: consecutive merge sets that one dense tile holds.
 struct RowTile {
-  int32_t owner, first_set, num_sets, first_query, num_queries;
+  RangeId range_id;
+  int32_t first_set, num_sets, first_query, num_queries;
   bool last;
 };
 
@@ -26,7 +27,7 @@ class RowTiles {
 
   // No branch has queries.
   void Clear();
-  // REQUIRES: the branch has no sets. Sets suffice for the queries of one step: all branches give back before anyone takes.
+  // REQUIRES: the branch has no sets. Sets suffice for the queries of one step: all branches give back before any takes.
   void Create(int32_t branch, int32_t query_count);
   void Retire(int32_t branch);
 
@@ -34,7 +35,7 @@ class RowTiles {
   int32_t NumTiles(int32_t branch) const {
     return num_sets_[branch] <= problem_.tile_sets ? (num_sets_[branch] > 0) : CeilDiv(num_sets_[branch], problem_.tile_sets);
   }
-  // By id; a set that no branch has is empty. Contributions are for those who lay them out.
+  // By id; a set that no branch has is empty. Contributions are for the layout.
   std::span<MergeSet> sets() { return sets_; }
   std::span<const MergeSet> sets() const { return sets_; }
   int32_t RowsOf(int32_t set) const { return sets_[set].query_count * group_size_; }  // under one kv head
@@ -52,7 +53,7 @@ class RowTiles {
   void ForEachTile(int32_t branch, F&& f) const {
     int32_t set = branch;
     for (int32_t left = num_sets_[branch]; left > 0;) {
-      RowTile tile{.owner = problem_.TileOwner(set),
+      RowTile tile{.range_id = problem_.TileRange(set),
                    .first_set = set,
                    .num_sets = std::min(left, problem_.tile_sets),
                    .first_query = sets_[set].query_begin,
@@ -64,7 +65,7 @@ class RowTiles {
     }
   }
 
-  // What Stats counts.
+  // Counts for Stats.
   std::span<const int32_t> tiles_of_branch() const { return tiles_of_branch_; }  // [B]
   int32_t sets_in_use() const { return sets_in_use_; }
   // Of all row tiles, of all queries: tokens that their branches' ends see more.

@@ -21,7 +21,7 @@ PlanStats Sum(PlanStats sum, const PlanStats& other) {
   sum.num_merge_sets += other.num_merge_sets;
   sum.num_contributions += other.num_contributions;
   sum.shared_nodes += other.shared_nodes;
-  sum.absorbed_nodes += other.absorbed_nodes;
+  sum.unshared_nodes += other.unshared_nodes;
   sum.predicted_ns += other.predicted_ns;
   sum.nodes_replanned += other.nodes_replanned;
   sum.merge_sets_replanned += other.merge_sets_replanned;
@@ -78,7 +78,7 @@ PlanView SplitPlan::View() const {
     join(&lists_.contributions, view.contributions, second.contributions);
     join(&lists_.compute_queue, view.compute_queue, second.compute_queue);
     join(&lists_.bandwidth_queue, view.bandwidth_queue, second.bandwidth_queue);
-    // What names an entry of a list of the second part.
+    // Indices into the second part's lists become indices into the joined lists.
     const auto rest = [](auto& list, size_t first) { return std::span(list).subspan(first); };
     const auto shift = [](int32_t& index, size_t by) { index += index >= 0 ? static_cast<int32_t>(by) : 0; };
     for (WorkItem& item : rest(lists_.items, view.items.size())) {

@@ -1,5 +1,5 @@
 // A step's attention in two launches: the branches with several queries, chunks of prompts for the most part, then those with one.
-// What engines do without POD-Attention (FA_Serial there): a baseline. Layer: attention, private.
+// Engines without POD-Attention run it so (FA_Serial there): a baseline. Layer: attention, private.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What a backend's lowering would make of a step that is not planned yet: the share decision asks where its own sums, which know no
+// A backend's prediction of a step that is not planned yet: the share decision asks where its own sums, which know no
 // cuts, are too close to say. Implemented by the functions that the lowering cuts with, so that no rule of cuts and no constant
 // stands twice. Layer: attention, private.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace coppice::attention {
 
-// What one shared node, or one row tile of a branch, reads before any cut.
+// The range that one shared node, or one row tile of a branch, reads before any cut.
 struct StepRange {
   int32_t node;  // whose path it reads a part of
   int32_t begin, end;

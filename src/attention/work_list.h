@@ -56,10 +56,10 @@ struct PlanView {
   std::span<const Contribution> contributions;
   std::span<const int32_t> compute_queue, bandwidth_queue;  // item ids, longest predicted first
   int32_t num_states = 0;                                   // fp32 acc[head_dim], m (base 2), l: one per row and kv head
-  uint64_t revision = 0;                                    // of one plan: grows whenever anything above changes; 0: nobody counts
-  // What differs from the plan of revision changed_since: items that are new or serve other members, read another range or mask
-  // otherwise; merge sets that are new or gone, or have more or fewer contributions or have them elsewhere. Who knows an older plan
-  // than that compares, or takes all of them.
+  uint64_t revision = 0;                                    // of one plan: grows whenever anything above changes; 0: not counted
+  // Differences from the plan of revision changed_since: items that are new or serve other members, read another range or mask
+  // otherwise; merge sets that are new or gone, or have more or fewer contributions or have them elsewhere. A reader that knows an
+  // older plan than that compares, or takes all of them.
   uint64_t changed_since = 0;
   std::span<const int32_t> changed_items, changed_sets;
 };

@@ -51,8 +51,8 @@ OwnedForest LastQueries(OwnedForest forest) {
   return forest;
 }
 
-// What makes pages of random values those of a cache: where branches have pages of their own for tokens of one node, which is so
-// where the node does not end with a page, all hold what the first one has.
+// Moves that make pages of random values those of a cache: where branches have pages of their own for tokens of one node, which
+// is so where the node does not end with a page, all get the values of the first one.
 std::vector<SlotMove> CopiedTokens(const OwnedForest& forest) {
   std::vector<SlotMove> moves;
   std::vector<int32_t> first(forest.node_parent.size(), -1);  // branch by node
@@ -226,7 +226,7 @@ Result<std::vector<BenchRow>> AttentionBench::Measure(const AttentionSpec& spec,
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Contest> contest, Prepare(spec, forest_of));
   std::vector<Contestant>& contestants = contest->contestants;
   int64_t turn_layers = 1;
-  int64_t position = 0;  // where in the KV memory the next turn goes on, whoever's it is
+  int64_t position = 0;  // where in the KV memory the next turn goes on, for any contestant
   const auto take_turn = [&](Contestant& c) -> Result<double> {
     const int64_t layers = static_cast<int64_t>(c.layers.size()), count = std::min(turn_layers, layers);
     const int64_t first = CeilDiv(position, c.layer_bytes);

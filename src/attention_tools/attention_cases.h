@@ -11,7 +11,7 @@
 
 namespace coppice::attention {
 
-// What one read of KV costs: bytes of K and V (16 bits an element), and operations, 4 head_dim a visible (row, token) pair.
+// The cost of one read of KV: bytes of K and V (16 bits an element), and operations, 4 head_dim a visible (row, token) pair.
 struct CasePass {
   double bytes = 0, flops = 0;
 };
@@ -28,9 +28,9 @@ struct AttentionCase {
   AttentionSpec Spec() const { return {.num_qo_heads = qo_heads, .num_kv_heads = kv_heads, .head_dim = head_dim}; }
   std::vector<TreeLevel> Levels() const;
   int32_t QueriesOf(size_t request) const { return request < chunks.size() ? chunks[request] : queries; }
-  // What a kernel reads that does one thing after the other and every shared token once: each level, and in the last, whose nodes
-  // have one request each, those of equal numbers of queries. REQUIRES: no more chunks than requests, and no queries above the last
-  // level.
+  // Passes of a kernel that runs them one after the other and reads every shared token once: one a level, but in the last, whose
+  // nodes have one request each, one for each number of queries. REQUIRES: no more chunks than requests, and no queries above the
+  // last level.
   std::vector<CasePass> Passes() const;
 };
 

@@ -19,7 +19,7 @@ class BenchMemory {
   virtual ~BenchMemory() = default;
   virtual void* data() = 0;
   virtual Status CopyFrom(std::span<const std::byte> host) = 0;
-  // What it begins with, once the runs that Time started are over.
+  // Copies its first bytes to `host`, once the runs that Time started are over.
   virtual Status CopyTo(std::span<std::byte> host) = 0;
 };
 
@@ -31,12 +31,12 @@ class BenchDevice {
   // Ceilings, for rooflines: what no run exceeds.
   virtual double product_flops_per_s() const = 0;
   virtual double read_bytes_per_s() const = 0;
-  // True: whatever was read before is out of the caches when a timed run begins.
+  // True: data that was read before is out of the caches when a timed run begins.
   virtual bool flushes_caches() const = 0;
   virtual Result<std::unique_ptr<BenchMemory>> Allocate(size_t bytes) = 0;
   // Seconds that the device takes for what `run` does or starts on the given stream.
   virtual Result<double> Time(const std::function<Status(Stream)>& run) = 0;
-  // What two streams do side by side. UNIMPLEMENTED where a device has one.
+  // The same of two runs side by side, on a stream each. UNIMPLEMENTED where a device has one.
   virtual Result<double> TimeOnTwoStreams(const std::function<Status(Stream)>&, const std::function<Status(Stream)>&) {
     return Unimplemented(name() + " has no streams");
   }

@@ -155,8 +155,8 @@ Result<MachineModel> CalibrateCpu(Executor& executor, cpu::Isa isa) {
   const double token_ns = few_rows_ns - kFewStreamRows * row_ns;
   if (token_ns > 0) model.stream_kv_bytes_per_s = workers * 1e9 * 2 * kHeadDim * sizeof(BF16) / token_ns;
 
-  // Decode steps of many short requests, as they are and cut in two. Twice the tokens tell what a token costs, and what is left is
-  // the start of an item; the cut adds one more start, the fold of a set, and two states a row: two group sizes tell them apart.
+  // Decode steps of many short requests, as they are and cut in two. Twice the tokens give the cost of a token, and the rest is the
+  // start of an item; the cut adds one more start, the fold of a set, and two states a row: two group sizes separate them.
   constexpr int32_t kBranches = 256, kTokens = 8;  // stays in the private caches
   const auto ns_per_branch = [&](int32_t group, int32_t tokens, int32_t cuts,
                                  ItemKind kind = ItemKind::kStreamTile) -> Result<double> {

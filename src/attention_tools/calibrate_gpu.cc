@@ -22,7 +22,7 @@ constexpr int kRuns = 41, kWarmUps = 3;
 constexpr size_t kPoolBytes = size_t{1} << 30;
 constexpr int32_t kMostRows = 16384, kMostQoHeads = 32;
 
-// What is timed: a tree under a policy.
+// A step to time: a tree under a policy.
 struct Step {
   int32_t qo_heads, kv_heads;
   std::vector<TreeLevel> levels;
@@ -130,15 +130,15 @@ constexpr SmFollows kSmFollows[] = {{&SmRates::dense_flops_per_s, &GpuProbe::den
                                     {&SmRates::launch_ns, &GpuProbe::launch_ns},
                                     {&SmRates::dense_task_ns, &GpuProbe::dense_task_ns},
                                     {&SmRates::stream_task_ns, &GpuProbe::stream_task_ns},
-                                    {&SmRates::stream_task_beside_dense_ns, &GpuProbe::stream_task_ns},
+                                    {&SmRates::stream_task_with_dense_ns, &GpuProbe::stream_task_ns},
                                     {&SmRates::stream_price_ns, &GpuProbe::stream_task_ns},
                                     {&SmRates::fold_pass_ns, &GpuProbe::fold_ns},
-                                    {&SmRates::team_launch_ns, &GpuProbe::launch_ns},
-                                    {&SmRates::team_step_ns, &GpuProbe::team_step_ns},
-                                    {&SmRates::team_wide_step_ns, &GpuProbe::team_step_ns},
-                                    {&SmRates::team_wide_task_ns, &GpuProbe::team_step_ns},
-                                    {&SmRates::team_short_step_ns, &GpuProbe::team_step_ns},
-                                    {&SmRates::team_merge_ns, &GpuProbe::fold_ns}};
+                                    {&SmRates::cooperative_launch_ns, &GpuProbe::launch_ns},
+                                    {&SmRates::cooperative_step_ns, &GpuProbe::cooperative_step_ns},
+                                    {&SmRates::cooperative_two_column_step_ns, &GpuProbe::cooperative_step_ns},
+                                    {&SmRates::cooperative_two_column_task_ns, &GpuProbe::cooperative_step_ns},
+                                    {&SmRates::cooperative_short_step_ns, &GpuProbe::cooperative_step_ns},
+                                    {&SmRates::cooperative_merge_ns, &GpuProbe::fold_ns}};
 
 }  // namespace
 
@@ -168,9 +168,9 @@ Result<GpuProbe> ProbeGpu(BenchDevice& device) {
   COPPICE_ASSIGN_OR_RETURN(const double stream,
                            watch.AddedNs(Unshared(kShortRequests, 16, 8, 1), Unshared(2 * kShortRequests, 16, 8, 1)));
   probe.stream_task_ns = stream * sms * kWarps / kShortRequests;
-  // A lone warp of each SM, and a team of each of eight, which read more.
+  // A lone warp of each SM, and a cooperative task of each of eight, which read more.
   COPPICE_ASSIGN_OR_RETURN(probe.stream_token_ns, watch.AddedNs(Unshared(18, 512), Unshared(18, 1024)));
-  COPPICE_ASSIGN_OR_RETURN(probe.team_step_ns, watch.AddedNs(Unshared(8, 256, 8, 1), Unshared(8, 512, 8, 1)));
+  COPPICE_ASSIGN_OR_RETURN(probe.cooperative_step_ns, watch.AddedNs(Unshared(8, 256, 8, 1), Unshared(8, 512, 8, 1)));
   // The same tokens in one shared node and in two, whose states are folded too.
   Step folds = Prefixes(64, 512, 16, true);
   folds.levels = {{.tokens = 256, .fan_out = 64}, {.tokens = 256, .fan_out = 2}, {.tokens = 16, .fan_out = 8}};

@@ -17,7 +17,7 @@ MachineModel Reference() {
                  .dense_task_ns = 30e3,
                  .stream_task_ns = 5e3,
                  .stream_token_ns = 12e3,
-                 .team_step_ns = 1500,
+                 .cooperative_step_ns = 1500,
                  .fold_ns = 2e3};
   return model;
 }
@@ -39,9 +39,9 @@ TEST(ScaleToProbe, EachNumberFollowsItsRate) {
   EXPECT_DOUBLE_EQ(model.dense_flops_per_s, reference.dense_flops_per_s * 4);
   EXPECT_DOUBLE_EQ(model.dense_token_ns, reference.dense_token_ns / 4);
   EXPECT_DOUBLE_EQ(model.sm.fold_pass_ns, reference.sm.fold_pass_ns * 3);
-  EXPECT_DOUBLE_EQ(model.sm.team_merge_ns, reference.sm.team_merge_ns * 3);
+  EXPECT_DOUBLE_EQ(model.sm.cooperative_merge_ns, reference.sm.cooperative_merge_ns * 3);
   EXPECT_EQ(model.cache_bytes_per_s, reference.cache_bytes_per_s);
-  EXPECT_EQ(model.sm.team_step_ns, reference.sm.team_step_ns);
+  EXPECT_EQ(model.sm.cooperative_step_ns, reference.sm.cooperative_step_ns);
   EXPECT_EQ(model.probe.fold_ns, probe.fold_ns);
   EXPECT_TRUE(ParseMachineModel(ToJson(model)).ok());
 }

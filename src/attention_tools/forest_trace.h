@@ -13,7 +13,7 @@
 
 namespace coppice::attention {
 
-// What every trace begins with.
+// The beginning of every trace.
 inline constexpr std::string_view kForestTraceBegin = R"({"format":"coppice forest trace")";
 
 // Layers of a model that attend alike. Of `spec` a trace has the heads, head_dim and window.

@@ -22,7 +22,7 @@ using testing::RandomEdit;
 using testing::RandomForest;
 using testing::TestForest;
 
-// What a trace keeps of a forest, for comparison.
+// Nodes and branches that a trace keeps of a forest, for comparison.
 struct Kept {
   std::map<int32_t, std::vector<int32_t>> nodes, branches;
   bool operator==(const Kept&) const = default;

@@ -102,7 +102,7 @@ TEST(LoweredCases, RandomForestsArePredictedAlike) {
   EXPECT_LE(std::sqrt(squares / steps), 0.10);
 }
 
-// What is shared is predicted to end sooner, as it is cut, than the plan that shares nothing as that is cut; on each card.
+// A plan that shares is predicted to end sooner, as it is cut, than the plan that shares nothing, as that is cut; on each card.
 TEST(LoweredCases, SharedStepsEndSoonerAsCut) {
   for (const char* const card : {"h200", "h100"}) {
     for (const bool deterministic : {false, true}) {
@@ -122,8 +122,8 @@ TEST(LoweredCases, SharedStepsEndSoonerAsCut) {
 }
 
 // On an H100, whose memory dense tiles alone nearly fill in A2, part of the SMs stream from the start (measured: 0.562 ms on 96
-// that compute, 0.577 on all); on an H200 all compute and stream beside.
-TEST(LoweredCases, SmsAreDividedWhereDenseTilesNearlyFillTheMemory) {
+// that compute, 0.577 on all); on an H200 all compute, overlapped with streaming.
+TEST(LoweredCases, SmsArePartitionedWhereDenseTilesNearlyFillTheMemory) {
   const auto dense_ctas = [](const char* card) {
     for (const AttentionCase& c : HopperCases()) {
       if (c.name != "A2") continue;

@@ -63,7 +63,7 @@ std::vector<PodBatch> Quick(double memory_bytes) {
   return batches;
 }
 
-// What a CPU computes in a moment.
+// Batches that a CPU computes in a moment.
 std::vector<PodBatch> Small() {
   std::vector<PodBatch> batches;
   for (const PodModel* model : {kLlama3, kYi}) {

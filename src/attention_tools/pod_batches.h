@@ -12,7 +12,7 @@
 
 namespace coppice::attention {
 
-// What attention and memory know of a model; 16-bit weights and KV, head_dim 128.
+// A model's facts for attention and memory; 16-bit weights and KV, head_dim 128.
 struct PodModel {
   const char* name;
   int32_t qo_heads, kv_heads, layers;

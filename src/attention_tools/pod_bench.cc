@@ -13,8 +13,9 @@
 namespace coppice::attention {
 namespace {
 
-constexpr std::array kGpuWays = {PodWay::kSerial, PodWay::kTwoLaunches, PodWay::kTwoStreams, PodWay::kPrefillTile, PodWay::kDivided,
-                                 PodWay::kSide,   PodWay::kOverlapped,  PodWay::kChunkAlone, PodWay::kDecodeAlone};
+constexpr std::array kGpuWays = {PodWay::kSerial,      PodWay::kTwoLaunches, PodWay::kTwoStreams,
+                                 PodWay::kPrefillTile, PodWay::kPartition,   PodWay::kOverlappedTiles,
+                                 PodWay::kOverlapped,  PodWay::kChunkAlone,  PodWay::kDecodeAlone};
 constexpr std::array kCpuWays = {PodWay::kTwoLaunches, PodWay::kOverlapped, PodWay::kChunkAlone, PodWay::kDecodeAlone};
 constexpr std::array kDecodeWays = {PodWay::kSerial, PodWay::kPrefillTile, PodWay::kDecodeAlone};
 constexpr double kCounts = 0.2;  // POD section 5.1: of the serial time
@@ -24,9 +25,9 @@ constexpr double kNever = 1e12;
 MachineModel MachineFor(PodWay way, const AttentionSpec& spec, const BackendTraits& traits, MachineModel machine) {
   switch (way) {
     case PodWay::kSerial: return MachineFor(KindOrder::kSerial, spec, traits, std::move(machine));
-    case PodWay::kSide: return MachineFor(KindOrder::kOverlapped, spec, traits, std::move(machine));
+    case PodWay::kOverlappedTiles: return MachineFor(KindOrder::kOverlapped, spec, traits, std::move(machine));
     case PodWay::kPrefillTile: machine.sm.all_dense = true; [[fallthrough]];
-    case PodWay::kDivided: machine.sm.side_step_ns = kNever; return machine;
+    case PodWay::kPartition: machine.sm.overlapped_step_ns = kNever; return machine;
     default: return machine;
   }
 }
@@ -52,8 +53,8 @@ std::string_view Name(PodWay way) {
     case PodWay::kTwoLaunches: return "two launches";
     case PodWay::kTwoStreams: return "two streams";
     case PodWay::kPrefillTile: return "prefill tile";
-    case PodWay::kDivided: return "SMs divided";
-    case PodWay::kSide: return "side tiles";
+    case PodWay::kPartition: return "SM partition";
+    case PodWay::kOverlappedTiles: return "overlapped tiles";
     case PodWay::kOverlapped: return "overlapped";
     case PodWay::kChunkAlone: return "chunk alone";
     case PodWay::kDecodeAlone: return "decode alone";

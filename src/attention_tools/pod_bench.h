@@ -1,5 +1,5 @@
 // POD-Attention's experiments on one attention layer: hybrid batches computed one kind after the other, side by side and
-// overlapped, all by this library's own kernels, in turns. What `coppice bench pod` prints. Layer: attention, private.
+// overlapped, all by this library's own kernels, in turns. `coppice bench pod` prints the results. Layer: attention, private.
 #pragma once
 
 #include <memory>
@@ -13,13 +13,13 @@
 namespace coppice::attention {
 
 enum class PodWay : uint8_t {
-  kSerial,       // one launch, each SM the chunk's tiles first and then the requests (a CPU: kTwoLaunches, its serial way)
-  kTwoLaunches,  // the chunk, then the requests
-  kTwoStreams,   // a launch each, side by side
-  kPrefillTile,  // one launch, the requests as tiles of 128 rows too (FI_Batched in the paper)
-  kDivided,      // one launch, some SMs for the requests where that is predicted to gain (CTA-parallel)
-  kSide,         // one launch, a warpgroup for the requests in each SM (warp-parallel, HFuse's idea), worth it or not
-  kOverlapped,   // one launch, as the library chooses
+  kSerial,           // one launch, each SM the chunk's tiles first and then the requests (a CPU: kTwoLaunches, its serial way)
+  kTwoLaunches,      // the chunk, then the requests
+  kTwoStreams,       // a launch each, side by side
+  kPrefillTile,      // one launch, the requests as tiles of 128 rows too (FI_Batched in the paper)
+  kPartition,        // one launch, some SMs for the requests where that is predicted to gain (CTA-parallel)
+  kOverlappedTiles,  // one launch, a warpgroup for the requests in each SM (warp-parallel, HFuse's idea), worth it or not
+  kOverlapped,       // one launch, as the library chooses
   kChunkAlone,
   kDecodeAlone,
 };

@@ -71,7 +71,7 @@ TEST(PodBatches, PartsReadThePagesOfTheWhole) {
   EXPECT_EQ(std::set<int32_t>(joined.begin(), joined.end()).size(), joined.size()) << "no two share a page";
 }
 
-// What the plan counts, so that bounds and rates are those of the work that is done.
+// Bytes and operations equal the plan's counts, so that bounds and rates are those of the work that is done.
 TEST(PodBatches, BytesAndOperationsAreThePlans) {
   const PodBatch batch{
       .set = "", .model = &Model("Llama-3-8B"), .gpus = 2, .chunk = 512, .prompt = 2048, .requests = 20, .context = 1000};
@@ -93,7 +93,7 @@ TEST(PodResult, OracleIsTheLongerPartAndBothCountFromAFifthOn) {
   EXPECT_EQ(result(10, 7, 3.5).OracleSeconds(), 7);
   EXPECT_TRUE(result(10, 8, 2).BothCount());
   EXPECT_FALSE(result(10, 8, 1.9).BothCount());
-  EXPECT_FALSE(result(10, 8, 2).Has(PodWay::kSide));
+  EXPECT_FALSE(result(10, 8, 2).Has(PodWay::kOverlappedTiles));
 }
 
 TEST(PodResult, RequestsAloneHaveNothingToOverlap) {

@@ -64,7 +64,7 @@ BranchForest::BranchForest(const PrefixTree* tree, const Capacity& capacity, Buf
 }
 
 void BranchForest::Clear() {
-  changed_since_ = end_version_ = ++version_;  // of which nobody has seen what changed since
+  changed_since_ = end_version_ = ++version_;  // a version whose later changes have no reader yet
   changed_rows_.Clear();
   changed_nodes_.Clear();
   for (std::vector<int32_t>* per_slot : {&node_parent_, &branch_node_}) std::ranges::fill(*per_slot, kFreeSlot);
@@ -100,17 +100,17 @@ void BranchForest::Link(BranchId branch, NodeId attach, int32_t kv_len) {
     links.element_sum += element;
     if (links.count++ > 0) {
       if (links.count == 2) {  // the chain of the one that was alone so far is cut at the end of `meet`
-        const int32_t heir = TopForestNode(links.element_sum - element);
+        const int32_t remaining_child = TopForestNode(links.element_sum - element);
         const int32_t junction = free_junctions_.back();
         free_junctions_.pop_back();
         links.junction = junction;
-        node_parent_[junction] = node_parent_[heir];
-        node_begin_[junction] = node_begin_[heir];
+        node_parent_[junction] = node_parent_[remaining_child];
+        node_begin_[junction] = node_begin_[remaining_child];
         node_end_[junction] = tree_->node(meet).end();
-        node_parent_[heir] = junction;
-        node_begin_[heir] = node_end_[junction];
+        node_parent_[remaining_child] = junction;
+        node_begin_[remaining_child] = node_end_[junction];
         changed_nodes_.Note(junction);
-        changed_nodes_.Note(heir);
+        changed_nodes_.Note(remaining_child);
       }
       break;
     }
@@ -143,11 +143,11 @@ void BranchForest::Unlink(BranchId branch) {
   if (meet == kRootNode || links_[meet].count > 1) return;
   TreeLinks& links = links_[meet];  // one is left: it takes the junction's range over
   const int32_t junction = std::exchange(links.junction, kFreeSlot);
-  const int32_t heir = TopForestNode(links.element_sum);
-  node_parent_[heir] = node_parent_[junction];
-  node_begin_[heir] = node_begin_[junction];
+  const int32_t remaining_child = TopForestNode(links.element_sum);
+  node_parent_[remaining_child] = node_parent_[junction];
+  node_begin_[remaining_child] = node_begin_[junction];
   node_parent_[junction] = kFreeSlot;
-  changed_nodes_.Note(heir);
+  changed_nodes_.Note(remaining_child);
   changed_nodes_.Note(junction);
   free_junctions_.push_back(junction);
 }

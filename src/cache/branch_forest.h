@@ -35,9 +35,9 @@ class BranchForest {
   // both have everything before that point computed.
   void Link(BranchId branch, NodeId attach, int32_t kv_len);
   void Unlink(BranchId branch);
-  // Nobody is linked. Takes no memory.
+  // No branch is linked. Takes no memory.
   void Clear();
-  // A linked branch moves from its tree node to `child`, a new child of it that leads to nobody yet. Changes nothing in the forest.
+  // A linked branch moves from its tree node to `child`, a new child of it without branches yet. Changes nothing in the forest.
   void Descend(BranchId branch, NodeId child);
   // Some linked branch goes through the tree node.
   bool LeadsToBranches(NodeId node) const { return static_cast<size_t>(node) < links_.size() && links_[node].count > 0; }
@@ -68,13 +68,14 @@ class BranchForest {
 
  private:
   // A tree node's share in the forest: how many of its tree children and attached branches lead to linked branches, and the sum of
-  // their element ids. With one left, the sum is its id, so that a dissolving junction finds its heir without lists of children.
+  // their element ids. With one left, the sum is its id, so that a dissolving junction finds its remaining child without lists of
+  // children.
   struct TreeLinks {
     int32_t count = 0;
     int64_t element_sum = 0;
     int32_t junction = attention::kFreeSlot;  // forest node, with count >= 2
   };
-  // What changed since the EndStep before the last one: in the period up to the last one, then in that since.
+  // Changes since the EndStep before the last one: in the period up to the last one, then in that since.
   class ChangeList {
    public:
     // Takes all its memory: an id is listed once a period.

@@ -1,5 +1,5 @@
-// What BranchForest says changed, against copies of the forests that it showed before; and plans that go by it, against plans that
-// compare. That the forest itself is right is for CheckIntegrity and kv_cache_test.cc. Layer: cache, tests.
+// Changes that BranchForest reports, against copies of the forests that it showed before; and plans updated by these reports,
+// against plans that compare forests. CheckIntegrity and kv_cache_test.cc check the forest itself. Layer: cache, tests.
 #include "cache/branch_forest.h"
 
 #include <gtest/gtest.h>
@@ -107,7 +107,7 @@ class Lives {
     forest_.Unlink(b);
     tree_.Unlock(std::exchange(at_[b], kNoNode));
   }
-  // What it made becomes a node of the tree.
+  // New tokens of the branch become a node of the tree.
   void GoOn(BranchId b) {
     const NodeId from = at_[b];
     if (tree_.node(from).end() > kRowPages - 20) return;
@@ -170,7 +170,7 @@ TEST(BranchForest, NamesEveryNodeThatChanged) {
         for (size_t n = 0; n < times.size(); ++n) {
           if (!before.DiffersAt(view, n)) continue;
           ++differing;
-          ASSERT_GT(times[n], 0) << "node " << n << " since version " << before.version << ", told since " << view.changed_since;
+          ASSERT_GT(times[n], 0) << "node " << n << " since version " << before.version << ", named since " << view.changed_since;
           ASSERT_GT(view.version, before.version);
         }
       }
@@ -221,7 +221,7 @@ TEST(BranchForest, NamesFewNodesOfOneChange) {
   };
   EXPECT_EQ(named().size(), 201u);
   forest.EndStep();
-  EXPECT_EQ(named().size(), 201u) << "for who saw the step before";
+  EXPECT_EQ(named().size(), 201u) << "for a reader of the step before";
   forest.EndStep();
   EXPECT_EQ(named(), std::vector<int32_t>());
   forest.Link(200, prompt, 3);
@@ -233,7 +233,7 @@ TEST(BranchForest, NamesFewNodesOfOneChange) {
   EXPECT_EQ(named(), (std::vector<int32_t>{7, 200}));
   forest.EndStep();
   EXPECT_EQ(named(), std::vector<int32_t>{7});
-  // One that parts in the middle of the prompt: a junction, the heir below it, its own leaf.
+  // One that parts in the middle of the prompt: a junction, the remaining child below it, its own leaf.
   const NodeId upper = tree.SplitAt({.node = prompt, .length = 1, .due = 1});
   forest.OnSplit(upper, prompt);
   EXPECT_EQ(named(), std::vector<int32_t>{7});
@@ -244,7 +244,7 @@ TEST(BranchForest, NamesFewNodesOfOneChange) {
   EXPECT_EQ(forest.View().changed_since, forest.View().version);
 }
 
-// Plans updated at every step, at every second one (which the lists still tell) and seldom (where they tell too little).
+// Plans updated at every step, at every second one (whose changes the lists still name) and seldom (where they name too few).
 TEST(BranchForest, PlansGoByWhatItNames) {
   const attention::AttentionSpec spec{.num_qo_heads = 4, .num_kv_heads = 2, .head_dim = 64};
   const attention::PlanCapacity capacity{
@@ -255,7 +255,7 @@ TEST(BranchForest, PlansGoByWhatItNames) {
     for (const int32_t every : {1, 2, 5}) {
       Lives lives(seed);
       const attention::PlannerOptions options{.force_sharing = true};
-      const auto told = attention::Planner::Create(spec, capacity, options, traits, machine).value();
+      const auto edited = attention::Planner::Create(spec, capacity, options, traits, machine).value();
       const auto compares = attention::Planner::Create(spec, capacity, options, traits, machine).value();
       int64_t seen = 0;
       for (int32_t edit = 0; edit < 500; ++edit) {
@@ -264,12 +264,12 @@ TEST(BranchForest, PlansGoByWhatItNames) {
         if (lives.num_ends() < seen + every) continue;
         seen = lives.num_ends();
         PrefixForestView view = lives.forest().View();
-        ASSERT_EQ(told->Update(view).ToString(), "OK");
+        ASSERT_EQ(edited->Update(view).ToString(), "OK");
         view.changed_nodes.reset();
         ASSERT_EQ(compares->Update(view).ToString(), "OK");
-        ASSERT_EQ(told->Explain(), compares->Explain());
-        ASSERT_EQ(told->Stats().nodes_replanned, compares->Stats().nodes_replanned);
-        ASSERT_EQ(told->Stats().num_contributions, compares->Stats().num_contributions);
+        ASSERT_EQ(edited->Explain(), compares->Explain());
+        ASSERT_EQ(edited->Stats().nodes_replanned, compares->Stats().nodes_replanned);
+        ASSERT_EQ(edited->Stats().num_contributions, compares->Stats().num_contributions);
       }
     }
   }

@@ -39,7 +39,7 @@ void CacheStep::Launched() {
   for (const auto& [id, kv_len] : cache.prefills_) {
     KvCache::Place& place = cache.places_[id];
     cache.tree_.Mark(place.lock.node(), kv_len, KvProgress::kLaunched);
-    // What a branch computes with other weights than those that it found is not what others read there: it stays apart.
+    // A branch of an older weight version computes KV that differs from the KV that others read there: it stays apart.
     if (place.joins_at == 0 || kv_len < place.joins_at || !cache.IsCurrent(id)) continue;
     place.joins_at = 0;
     cache.forest_.Unlink(id);

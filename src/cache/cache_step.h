@@ -1,4 +1,4 @@
-// What a step and the cache have to tell each other, in order: which branches have queries, the forest and the copies that the step
+// The exchange of a step and the cache, in order: which branches have queries, the forest and the copies that the step
 // needs, that it was launched, that it was computed. A step that goes before that is abandoned: the cache forgets what it should
 // have computed. Layer: cache.
 #pragma once
@@ -43,7 +43,7 @@ class CacheStep {
     // Of whole pages (copy-on-write), in any order, before the step's forward pass. Until the Take of another step.
     std::span<const attention::PageCopy> copies;
   };
-  // What to launch, behind the last SetQueries. The copies are the caller's to do then, whatever becomes of the step.
+  // The step to launch, behind the last SetQueries. The copies are the caller's to do then, whatever becomes of the step.
   Work Take();
   // The step runs: its tokens count as computed for the steps after it, and a branch that computes what others share joins the
   // forest. REQUIRES: Take.

@@ -109,7 +109,7 @@ KvCache::Admission KvCache::Admit(const AdmitArgs& args) {
   branch.capacity = num_tokens;
   FillRow(id);
   NodeId joined = place.lock.node();
-  if (place.joins_at > 0) {  // what was computed before this step is read with everybody, what comes behind it alone
+  if (place.joins_at > 0) {  // tokens computed before this step are read with all branches, those behind them alone
     joined = Split(tree_.Find(args.tokens.first(std::min(match.computed, branch.computed)), salt));
   }
   forest_.Link(id, joined, branch.computed);
@@ -222,7 +222,7 @@ void KvCache::Publish(BranchId id, std::span<const int32_t> tokens) {
     }
     branch.has_tail = true;
     if (merged > 0) {
-      // Rows first, then the pages: the next plan reads the rows before anybody can write to what is freed below.
+      // Rows first, then the pages: the next plan reads the rows before any write to pages that are freed below.
       CopyRowOfPath(id, first_page, first_page + merged);
       forest_.NoteRowChange(id);
       merged_pages_ += merged;

@@ -26,7 +26,7 @@
 
 namespace coppice {
 
-// What a step and the cache tell each other is cache_step.h's. Thread-compatible. Every call leaves the cache consistent, failed
+// The exchange of a step and the cache is cache_step.h's. Thread-compatible. Every call leaves the cache consistent, failed
 // ones included; but one that throws, for want of memory, leaves it fit for Clear alone.
 class KvCache {
  public:
@@ -43,7 +43,7 @@ class KvCache {
   enum class Outcome : uint8_t {
     kAdmitted,
     kNoRoom,   // not enough pages or branch slots now
-    kPending,  // somebody is to compute a part of this prompt in a later step; wait for it
+    kPending,  // another branch is to compute a part of this prompt in a later step; wait for it
   };
   struct Admission {
     Outcome outcome = Outcome::kNoRoom;
@@ -73,14 +73,14 @@ class KvCache {
   // any. REQUIRES: such branches' queries come first in the batch.
   Admission Admit(const AdmitArgs& args);
   // A branch that begins with the first `kv_len` tokens of another one: whole pages are shared, the open one is copied, here or by
-  // the first Grow. kNoBranch when slots or pages are lacking. Without sharing all pages are copied. What is copied stays there
-  // until the step that copies it was launched.
+  // the first Grow. kNoBranch when slots or pages are lacking. Without sharing all pages are copied. Source pages stay there until
+  // the step that copies them was launched.
   // REQUIRES: these tokens are computed and no copies to their pages are pending; or they are all that `branch` was admitted with,
   // computed or launched, and nothing was grown past them.
   BranchId Fork(BranchId branch, int32_t kv_len);
 
   // Gives the branch pages for kv indices below `kv_len`, which may be less than before (drafts were refused); false when there are
-  // none to be had (some may have been taken: call again after a release, or release the branch). Evicts what nobody uses.
+  // none to be had (some may have been taken: call again after a release, or release the branch). Evicts unused pages.
   [[nodiscard]] bool Grow(BranchId branch, int32_t kv_len);
   // page * page_size + slot to write the token at `kv_index` to; -1 when its KV is already there. REQUIRES: grown past it.
   int64_t SlotOf(BranchId branch, int32_t kv_index) const;
@@ -115,7 +115,7 @@ class KvCache {
   // the forest then, so the plan must be updated before the next forward pass. REQUIRES: not empty; `tokens` are those; no copies
   // to its own pages are pending.
   void Publish(BranchId branch, std::span<const int32_t> tokens);
-  // Ends the branch. What it computed stays cached: `tokens` are all its computed tokens, from the start. Without any, only what
+  // Ends the branch. Its computed tokens stay cached: `tokens` are all its computed tokens, from the start. Without any, only what
   // was published stays.
   void Release(BranchId branch, std::span<const int32_t> tokens);
 
@@ -154,7 +154,8 @@ class KvCache {
   };
   struct PrefixUses {
     std::vector<PrefixUse> all;
-    // By CacheSalt::tenant, of those that have any: its own nodes. Where one's parent is everybody's, kRootNode stands for it.
+    // By CacheSalt::tenant, of those that have any: its own nodes. Where a parent is shared by all tenants, kRootNode stands for
+    // it.
     std::map<std::string, std::vector<PrefixUse>> of_tenants;
   };
   // The nodes in use by branches, or the `count` nodes in most use where that is more, of all and of each tenant: by users, then
@@ -170,8 +171,8 @@ class KvCache {
 
   // Frees everything that no branch uses.
   void DropCached();
-  // The weights change: what is cached is never found again, and freed but for what branches use, who go on with it. What those
-  // compute from here on is not shared. REQUIRES: no pins; no step is scheduled or under way.
+  // The weights change: cached tokens are never found again, and freed but for those that branches use, which go on with them.
+  // Tokens that those compute from here on are not shared. REQUIRES: no pins; no step is scheduled or under way.
   void Retire();
   // Forgets branches, pins and all that is cached, also where a call that threw has left them half changed: it is as new. Takes no
   // memory. Counters stay. REQUIRES: no step is under way.
@@ -205,7 +206,7 @@ class KvCache {
   KvCache(const Options& options, std::unique_ptr<PagePool> pool, std::unique_ptr<PrefixTree> tree, BranchForest forest);
   // A free page, evicting if need be; kNoPage if every page is in use.
   PageId TakePage();
-  // Appends to `pages` the page that continues `shared` from kv index `begin`, not a page start: the page itself when nobody wrote
+  // Appends to `pages` the page that continues `shared` from kv index `begin`, not a page start: the page itself without a write
   // past `begin`, else a copy of it. False when there is no page.
   bool ContinuePage(PageId shared, int32_t begin, PageRefs* pages);
   // Appends fresh pages for entries [begin, end) of a row.

@@ -35,7 +35,7 @@ struct Sequence {
   }
 };
 
-// What a token's KV depends on: everything before it, and (so that sharing across salts and tenants shows) who may share it.
+// A hash of the inputs of a token's KV: tokens up to it, and (so that sharing across salts and tenants shows) its salt and tenant.
 uint64_t Fingerprint(const Sequence& sequence, int32_t kv_index) {
   uint64_t h = 1469598103934665603u;
   for (int32_t i = 0; i <= kv_index; ++i) {
@@ -86,7 +86,7 @@ class Harness {
       }
     }
     ExpectForestHolds(forest, work);
-    ExpectChangedRowsAreTold(forest);
+    ExpectChangedRowsAreReported(forest);
     step.Launched();
     for (const auto& [sequence, count] : work) {
       sequence->computed += count;
@@ -116,8 +116,8 @@ class Harness {
   }
 
  private:
-  // What a device has of the rows after it was told of changes only; it sees most steps, not all.
-  void ExpectChangedRowsAreTold(const attention::PrefixForestView& forest) {
+  // A device's copy of the rows, by the changes alone; it sees most steps, not all.
+  void ExpectChangedRowsAreReported(const attention::PrefixForestView& forest) {
     if (++steps_ % 7 == 0) return;
     device_rows_.FindChanges(forest);
     device_rows_.Take(forest);
@@ -316,7 +316,7 @@ TEST(KvCache, AnEqualPromptInFlightWaitsAndThenReadsOnlyItsLastToken) {
   ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
 }
 
-TEST(KvCache, CancellingTheOneWhoComputesHandsTheWorkOver) {
+TEST(KvCache, CancellingTheComputingBranchHandsTheWorkOver) {
   Harness harness(64, 16, 4, true);
   Sequence a{.tokens = Tokens(40)}, b{.tokens = Tokens(40)};
   ASSERT_EQ(harness.Admit(&a), KvCache::Outcome::kAdmitted);
@@ -343,7 +343,7 @@ TEST(KvCache, AFollowUpTurnFindsTheGeneratedText) {
   for (int i = 0; i < 10; ++i) turn.tokens.push_back(80 + i);
   ASSERT_EQ(harness.Admit(&turn), KvCache::Outcome::kAdmitted);
   EXPECT_EQ(turn.computed, 25);
-  EXPECT_FALSE(harness.cache().BeginStep().has_copies());  // nobody else wrote past it: continued in place
+  EXPECT_FALSE(harness.cache().BeginStep().has_copies());  // no other write past it: continued in place
   harness.Step({{&turn, 10}});
 }
 
@@ -465,8 +465,8 @@ TEST(KvCache, TenantsShareWhatLiesBeforeTheirBegin) {
   EXPECT_EQ(cached("t", 0), 0);
   EXPECT_EQ(cached("t", 0), 23);   // its own
   EXPECT_EQ(cached("u", 0), 0);    // nothing of another's
-  EXPECT_EQ(cached("", 0), 0);     // nor has who is no tenant
-  EXPECT_EQ(cached("u", 10), 10);  // what is everybody's
+  EXPECT_EQ(cached("", 0), 0);     // nor without a tenant
+  EXPECT_EQ(cached("u", 10), 10);  // what all tenants share
   EXPECT_EQ(cached("u", 10), 23);
   EXPECT_EQ(cached("t", 10, "s", 15), 10);
   EXPECT_EQ(cached("t", 10, "s", 15), 23);
@@ -486,7 +486,7 @@ TEST(KvCache, TenantsShareWhatLiesBeforeTheirBegin) {
     for (const KvCache::PrefixUse& use : nodes) at_the_top += use.parent == kRootNode;
     EXPECT_GT(at_the_top, 0) << tenant;
   }
-  EXPECT_LT(own, uses.all.size());  // some are nobody's own
+  EXPECT_LT(own, uses.all.size());  // some belong to no tenant
 }
 
 // COPPICE_LONG_TEST=1 (ctest label `long`) runs 10^6 events.

@@ -14,7 +14,7 @@ namespace coppice {
 using PageId = int32_t;
 inline constexpr PageId kNoPage = -1;
 
-// References say who owns a page (tree nodes and private tails of branches); uses say whether a running request needs it. A page
+// References count owners of a page (tree nodes and private tails of branches); uses say whether a running request needs it. A page
 // that is owned but not used is cached: it can be had back by evicting its owner. Thread-compatible.
 class PagePool {
  public:
@@ -33,14 +33,14 @@ class PagePool {
   // Frees the page with its last reference. REQUIRES: a reference is held; the last one only when the page is not in use.
   void DropReference(PageId page);
   int32_t references(PageId page) const { return references_[page]; }
-  // All pages are free, whoever had them. Takes no memory.
+  // All pages are free, those in use too. Takes no memory.
   void Clear();
 
   void AddUse(PageId page) { num_in_use_ += uses_[page]++ == 0; }
   void DropUse(PageId page) { num_in_use_ -= --uses_[page] == 0; }
 
   // Slots below this are written or claimed by a writer. A branch whose next token falls exactly here may write in place; any other
-  // must copy the page first, since somebody else's tokens lie there.
+  // must copy the page first, since another branch's tokens lie there.
   int32_t claimed_slots(PageId page) const { return claimed_slots_[page]; }
   void set_claimed_slots(PageId page, int32_t slots) { claimed_slots_[page] = slots; }
 

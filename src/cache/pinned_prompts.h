@@ -41,7 +41,7 @@ class PinnedPrompts {
     int32_t private_begin = 0;  // 0 without a salt
   };
   std::optional<Prompt> Find(const std::string& name) const;
-  // Puts a prompt whose KV comes from elsewhere into the cache and pins it. What is cached already is kept; for the rest
+  // Puts a prompt whose KV comes from elsewhere into the cache and pins it. Tokens that are cached already are kept; for the rest
   // `write(pages, begin)` must fill the pages of the tokens from `begin` (where a page begins) on. Nothing changes on an error:
   // write's own, RESOURCE_EXHAUSTED (no room), or UNAVAILABLE (a request computes a part of this prompt right now).
   // REQUIRES: 1..max_context tokens.

@@ -39,7 +39,7 @@ PrefixTree::Match PrefixTree::ContinueMatch(Match match, std::span<const int32_t
     const auto rest = tokens.subspan(used);
     const auto differs = std::ranges::mismatch(rest, candidates).in1;
     const int32_t same = static_cast<int32_t>(differs - rest.begin());
-    // What is below a part that is only due is at most due itself.
+    // Tokens below a part that is only due are at most due themselves.
     const int32_t before = match.length;
     match.length += same;
     const int32_t computed_end = std::max(node.ready_end, node.launched_end);
@@ -67,14 +67,14 @@ PrefixTree::Match PrefixTree::Recall(const Cursor& cursor) const {
   while (cursor.length <= nodes_[match.node].begin && match.node != kRootNode)
     match.node = nodes_[match.node].parent;  // it was split
   match.length = match.due = match.computed = match.ready = cursor.length;
-  // The first gap in each of the marks counts, so upwards the last one found. What lies above a ready node is ready.
+  // The first gap in each of the marks counts, so upwards the last one found. Nodes above a ready node are ready.
   for (NodeId id = match.node; id != kRootNode && nodes_[id].ready_end < std::min(match.length, nodes_[id].end());
        id = nodes_[id].parent) {
     const Node& node = nodes_[id];
     const int32_t end = std::min(match.length, node.end()), computed_end = std::max(node.ready_end, node.launched_end);
     match.ready = node.ready_end;
     if (computed_end < end) match.computed = computed_end;
-    if (const int32_t due_end = std::max(computed_end, node.due_end); due_end < end) {  // nobody looks further than here
+    if (const int32_t due_end = std::max(computed_end, node.due_end); due_end < end) {  // the search ends here
       match.node = id;
       match.length = end;
       match.due = due_end;
@@ -155,7 +155,7 @@ void PrefixTree::Extend(NodeId id, std::span<const int32_t> tokens, PageRefs* pa
 }
 
 void PrefixTree::Mark(NodeId id, int32_t end, KvProgress progress) {
-  // What lies above a node that is ready to its end is ready.
+  // Nodes above a node that is ready to its end are ready.
   for (; id != kRootNode && nodes_[id].ready_end < nodes_[id].end(); id = nodes_[id].parent) {
     Node& node = nodes_[id];
     const int32_t end_here = std::clamp(end, node.begin, node.end());
@@ -322,7 +322,7 @@ Status PrefixTree::CheckIntegrity(std::span<int32_t> references, std::span<int32
     const Node& parent = nodes_[node.parent];
     if (node.begin != parent.end()) return broken(id, "does not begin where its parent ends");
     if (node.parent != kRootNode && node.version != parent.version) return broken(id, "is of another version than its parent");
-    if (IsEvictable(id) && !IsCurrent(id)) return broken(id, "is of an older version, and nobody uses it");
+    if (IsEvictable(id) && !IsCurrent(id)) return broken(id, "is of an older version, and no branch uses it");
     if (node.tokens.empty()) return broken(id, "is empty");
     if (node.scores.size() > node.tokens.size()) return broken(id, "has scores of more tokens than it has");
     if (parent.ready_end < parent.end() && node.ready_end > node.begin) return broken(id, "is ready below an unready parent");

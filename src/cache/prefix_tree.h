@@ -1,6 +1,6 @@
-// A radix tree over tokens whose nodes hold KV pages: what is cached, for whom, and what may be evicted. It decides nothing about
-// who runs; kv_cache.h builds branches and the forest on top of it.
-// Layer: cache. Prefix trees of KV: Hydragen section 3.3, Cascade Inference; RelayAttention section 3 for pinned prefixes.
+// A radix tree over tokens whose nodes hold KV pages: what is cached, for which tenants, and what may be evicted. The scheduler
+// decides which branches run; kv_cache.h builds branches and the forest on top of it. Layer: cache. Prefix trees of KV: Hydragen
+// section 3.3, Cascade Inference; RelayAttention section 3 for pinned prefixes.
 #pragma once
 
 #include <algorithm>
@@ -54,9 +54,9 @@ enum class KvProgress : uint8_t {
 // of them holds valid KV from slot 0, the tokens of ancestors included, so that a page row is a concatenation of nodes' pages.
 //
 // Tokens of a node at or past `ready_end` are announced but not known to be computed; those before `launched_end` are computed by
-// steps that are under way, those before `due_end` by the step that is being scheduled. Nobody may attach past all three, so a node
-// with tokens that nobody computes now is a leaf of the tree, used by the one who will (or an ancestor of such a leaf made by the
-// same request).
+// steps that are under way, those before `due_end` by the step that is being scheduled. No branch may attach past all three, so a
+// node with tokens that are not being computed is a leaf of the tree, used by the branch that will compute them (or an ancestor of
+// such a leaf made by the same request).
 //
 // Locks keep a node, its ancestors and their pages: a locked node is in use. Nodes have a version, that of the weights that made
 // their KV; texts are found in nodes of the current version alone. Thread-compatible.
@@ -101,15 +101,15 @@ class PrefixTree {
     int32_t length = 0;
     uint64_t serial = 0;  // of the node
   };
-  // What Find gives, and the cursor moves there. REQUIRES: a new cursor, or one that was given the same text, or its beginning,
-  // with a salt that sees the same. O(tokens past the cursor + nodes whose marks are not ready); O(tokens) when the cursor's node
-  // is gone.
+  // The match that Find returns; the cursor moves there. REQUIRES: a new cursor, or one that was given the same text, or its
+  // beginning, with a salt that sees the same. O(tokens past the cursor + nodes whose marks are not ready); O(tokens) when the
+  // cursor's node is gone.
   Match FindFrom(Cursor* cursor, std::span<const int32_t> tokens, const SaltRange& salt) const;
   // The same for the tokens that follow node `start`; Match::length counts from the root. REQUIRES: `start` is ready to its end.
   Match FindBelow(NodeId start, std::span<const int32_t> tokens, const SaltRange& salt) const;
 
   // Makes `match.length` the end of a node. If it was inside, a new node takes the upper part and match.node keeps the lower one
-  // (so whoever is attached to match.node stays). Returns the node that ends there. REQUIRES: match.length <= match.due.
+  // (so branches attached to match.node stay). Returns the node that ends there. REQUIRES: match.length <= match.due.
   NodeId SplitAt(const Match& match);
 
   // Adds a leaf of the current version with `tokens` (at least one) below `parent`; `pages` are its pages in order.
@@ -125,12 +125,12 @@ class PrefixTree {
   // kLaunched: steps failed, and nothing is launched or due. kDue: the step that was being scheduled is not launched, and nothing
   // is due but what is launched. REQUIRES: not kReady.
   void Forget(KvProgress progress);
-  // Drops what nobody will compute any more: unready tokens of `node` and of ancestors that only it used. What somebody else uses
-  // stays: who else waits for them is in the same step, and drops them when it fails.
+  // Drops tokens that will not be computed any more: unready ones of `node` and of ancestors that only it used. Those that another
+  // branch uses stay: it is in the same step, and drops them when it fails.
   void DropUnready(NodeId node);
 
-  // Keeps what is known of `scores`, those of the tokens on the path to `node` from kv index `begin` on; what reaches past the path
-  // is left out. What is kept stays where it says as much. O(nodes of the path + scores).
+  // Keeps the known ones of `scores`, those of the tokens on the path to `node` from kv index `begin` on; scores past the path are
+  // left out. A kept score stays where it covers the new one. O(nodes of the path + scores).
   void KeepScores(NodeId node, int32_t begin, std::span<const TokenScore> scores);
   // The reverse: fills in those that are kept, and leaves the others as they are.
   void CopyScores(NodeId node, int32_t begin, std::span<TokenScore> scores) const;
@@ -165,7 +165,7 @@ class PrefixTree {
   Status CheckIntegrity(std::span<int32_t> references, std::span<int32_t> uses) const;
 
  private:
-  // What of the cursor's match still holds, with today's marks.
+  // The part of the cursor's match that still holds, with today's marks.
   Match Recall(const Cursor& cursor) const;
   // Goes on from a match that is due to its end; `tokens` follow it.
   Match ContinueMatch(Match match, std::span<const int32_t> tokens, const SaltRange& salt) const;

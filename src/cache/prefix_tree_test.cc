@@ -128,7 +128,7 @@ TEST_F(PrefixTreeTest, UnreadyTokensAreReportedAndDroppedWithTheirComputer) {
   ExpectIntact();
 }
 
-TEST_F(PrefixTreeTest, NothingIsLeftOfAPromptThatNobodyBegan) {
+TEST_F(PrefixTreeTest, NothingIsLeftOfAPromptThatNeverBegan) {
   const NodeId node = Add(kRootNode, {1, 2, 3}, 0);
   tree_.DropUnready(node);
   EXPECT_EQ(tree_.num_nodes(), 0);

@@ -13,8 +13,8 @@
 
 namespace coppice {
 
-// Who may share a token's KV: tokens from `private_begin` on only with requests of the same tenant and salt, those before them from
-// `tenant_begin` on with all of the tenant's, and what lies before both with everybody.
+// The requests that may share a token's KV: from `private_begin` on only those of the same tenant and salt, before that, from
+// `tenant_begin` on, all of the tenant's, and before both all requests.
 struct CacheSalt {
   std::string_view salt;  // empty: none
   int32_t private_begin = 0;
@@ -33,11 +33,11 @@ class SaltIds {
     bool operator()(const auto& a, const auto& b) const { return ViewOf(a) < ViewOf(b); }
   };
 
-  // The range of a salt. What bears no id yet gets a new one.
+  // The range of a salt. A part without an id gets a new one.
   SaltRange Intern(const CacheSalt& salt);
-  // The same without new ids: what bears none gets one that no node has.
+  // The same without new ids: a part without one gets an id that no node has.
   SaltRange Find(const CacheSalt& salt) const;
-  // The salt that bears `id`; empty for what all of a tenant's requests share. REQUIRES: an id that Intern gave. O(salts).
+  // The salt of `id`; empty for what all of a tenant's requests share. REQUIRES: an id that Intern gave. O(salts).
   const std::string& SaltOf(uint32_t id) const;
   // Whether there are so many names that those no longer in use should be forgotten: twice as many as after the last Forget.
   bool is_full() const { return ids_.size() >= limit_; }

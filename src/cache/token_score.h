@@ -1,4 +1,4 @@
-// What the model said of a token that is cached: kept beside its KV, so that asking again computes nothing. Layer: cache.
+// The model's score of a cached token: kept beside its KV, so that asking again computes nothing. Layer: cache.
 // docs/engine.md, "Scores that stay".
 #pragma once
 

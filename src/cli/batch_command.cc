@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/batch_files.h"
+#include "cli/different_files.h"
 #include "cli/forest_recorder.h"
 #include "cli/interrupt.h"
 #include "cli/load_engine.h"
@@ -55,6 +55,7 @@ using openai::OpenAiRequestParser;
 using openai::ResumeFolder;
 
 struct BatchOptions {
+  const CLI::App* command = nullptr;  // whose command line they are of
   EngineOptions engine;
   std::string input, output, errors, prefixes;
   int32_t queue = 64;
@@ -157,10 +158,10 @@ Status CheckFiles(const BatchOptions& options) {
           fmt::format("the {} is -, expected a file: the same command goes on with a job that was killed, so it reads both again",
                       path == &options.input ? "input" : "output"));
   }
-  return CheckDifferentFiles({{"the input", options.input},
-                              {"the output", options.output},
-                              {"--errors", options.errors},
-                              {"--prefixes", options.prefixes}});
+  return CheckDifferentFiles(*options.command, {{"the input", options.input},
+                                                {"the output", options.output},
+                                                {"--errors", options.errors},
+                                                {"--prefixes", options.prefixes}});
 }
 
 // Here, as the grammars are the user's own. `*compiler` is made when it is needed, and keeps them.
@@ -172,7 +173,7 @@ Result<std::shared_ptr<const TokenConstraint>> Compile(const Engine& engine, con
   return (*compiler)->Compile(source);
 }
 
-// What is read before a model is.
+// Files that are opened before a model is read.
 struct BatchFiles {
   BatchOutput output;
   BatchErrors errors;
@@ -190,7 +191,7 @@ Result<BatchFiles> OpenFiles(BatchOptions* options) {
   return BatchFiles{.output = std::move(output), .errors = std::move(errors)};
 }
 
-// What a parser must know of a model.
+// A model's tokenizer and limits, for a parser.
 struct ModelText {
   const Tokenizer* tokenizer = nullptr;  // null: `status` says why
   Status status;
@@ -244,7 +245,7 @@ Result<ExitCode> Batch(BatchOptions options) {
   COPPICE_ASSIGN_OR_RETURN(BatchFiles files, OpenFiles(&options));
   auto& [output, errors] = files;
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(options.engine));
-  TellNotes(*engine);
+  ReportNotes(*engine);
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<OpenAiRequestParser> made,
                            MakeParser(options, {.tokenizer = engine->tokenizer(),
                                                 .status = engine->model_info().tokenizer_status,
@@ -252,7 +253,9 @@ Result<ExitCode> Batch(BatchOptions options) {
                                                 .vocab_size = engine->model_info().vocab_size}));
   const OpenAiRequestParser& parser = *made;
   CatchFirstInterrupt();
-  COPPICE_ASSIGN_OR_RETURN(const BatchInput input, BatchInput::Read(options.input, parser, output, &errors));
+  Result<BatchInput> read = BatchInput::Read(options.input, parser, output, &errors, {.should_stop = Interrupted});
+  if (read.status().code() == StatusCode::kCancelled) return ExitCode::kInterrupted;
+  COPPICE_ASSIGN_OR_RETURN(const BatchInput input, std::move(read));
   spdlog::info("{} requests to answer, {} answered before, {} lines are none", input.jobs().size(), input.num_finished_before(),
                errors.count());
 
@@ -260,7 +263,7 @@ Result<ExitCode> Batch(BatchOptions options) {
   ResumeFolder folder(options.output);
   if (folder.was_there()) spdlog::info("an earlier run did not come to its end; requests begin one by one");
   const size_t sharing = options.engine.sharing == SharingMode::kNone || input.has_salts() ? 0 : input.jobs().size();
-  JobPrefixes prefixes(*engine, options.engine.page_size, folder, sharing,
+  JobPrefixes prefixes(*engine, engine->model_info().page_size, folder, sharing,
                        [&](size_t job) { return input.Tokens(input.jobs()[job]); });
   std::unique_ptr<GrammarCompiler> compiler;
   BatchRun run(engine.get(), &input, &parser,
@@ -276,7 +279,7 @@ Result<ExitCode> Batch(BatchOptions options) {
   if (left == 0) folder.Remove();
   if (Interrupted() && left > 0) text += fmt::format("interrupted; {} are left: the same command goes on with them\n", left);
   COPPICE_RETURN_IF_ERROR(Print(ForTerminal(text)));
-  if (options.explain) TellPlan(engine->Metrics());
+  if (options.explain) ReportPlan(engine->Metrics());
   if (Interrupted() && left > 0) return ExitCode::kInterrupted;
   return errors.count() > 0 ? ExitCode::kFailure : ExitCode::kOk;
 }
@@ -286,6 +289,7 @@ Result<ExitCode> Batch(BatchOptions options) {
 Command AddBatchCommand(CLI::App& app) {
   const auto options = std::make_shared<BatchOptions>();
   CLI::App* command = app.add_subcommand("batch", "Answer a file of OpenAI batch requests; those that share a prefix run together");
+  options->command = command;
   command->add_option("input", options->input, "JSON lines: custom_id, method, url, body")->required()->check(NotEmpty());
   command->add_option("output", options->output, "JSON lines of responses, as they are completed; if it exists, the rest is done")
       ->required()
@@ -299,9 +303,10 @@ Command AddBatchCommand(CLI::App& app) {
   command->add_option("--queue", options->queue, "Requests that wait in the engine at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  AddParsed<openai::UnknownFields>(*command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
-                                   "Fields of requests that are not known and would change no answer: ignore (told on stderr), or "
-                                   "refuse")
+  AddParsed<openai::UnknownFields>(
+      *command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
+      "Fields of requests that are not known and would change no answer: ignore (reported on stderr), or "
+      "refuse")
       ->default_str("ignore");
   command
       ->add_option("--parts", options->parts,

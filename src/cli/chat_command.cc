@@ -51,7 +51,7 @@ constexpr std::string_view kHelp =
     "/n 8           eight samples of each answer; they read the conversation together\n"
     "/vote REGEX    the answer that most samples give goes on; /vote: the most probable one\n"
     "/pick 3        sample 3 of the last answer goes on\n"
-    "/system TEXT   what the model is told before all; /system: nothing\n"
+    "/system TEXT   the system message; /system: none\n"
     "/clear         a new conversation, with the same system message\n"
     "/save FILE     writes the conversation; /load FILE goes on with one\n"
     "/tree          what of conversations is stored, and how often it was found again\n"
@@ -84,7 +84,7 @@ class Chat {
   Status Save(const std::string& path);
   std::string Tree() const;
 
-  void Tell(const std::string& text) const {
+  void ShowNote(const std::string& text) const {
     if (!options_.run.quiet) fmt::print(stderr, "{}", text);
   }
 
@@ -103,14 +103,14 @@ Result<int32_t> ParseNumber(const std::string& text, std::string_view command, i
 }
 
 Result<ExitCode> Chat::Run() {
-  if (lines_.is_terminal()) Tell("/help lists what there is beside messages\n");
+  if (lines_.is_terminal()) ShowNote("/help lists what there is beside messages\n");
   while (const std::optional<std::string> text = ReadMessage()) {
     Result<bool> goes_on = Take(*text);
     if (!goes_on.ok() && !lines_.is_terminal()) return goes_on.status();
     if (!goes_on.ok()) fmt::print(stderr, "{}\n", goes_on.status().message());
     if (goes_on.ok() && !*goes_on) break;
   }
-  if (lines_.is_terminal()) Tell("\n");
+  if (lines_.is_terminal()) ShowNote("\n");
   return ExitCode::kOk;
 }
 
@@ -122,7 +122,7 @@ std::optional<std::string> Chat::ReadMessage() {
     std::string text = line->substr(kBlock.size());
     while (!text.ends_with(kBlock)) {
       line = lines_.Read(". ");
-      if (!line) return std::nullopt;
+      if (!line) return text;
       text += (text.empty() ? "" : "\n") + *line;
     }
     text.resize(text.size() - kBlock.size());
@@ -183,7 +183,7 @@ Status Chat::Answer(const std::string& user) {
   COPPICE_ASSIGN_OR_RETURN(const size_t chosen, Choose(generation));
   std::vector<std::string> texts;
   for (const Sample& sample : generation.samples) texts.push_back(sample.text);
-  if (texts.size() > 1) Tell(fmt::format("sample {} goes on; /pick takes another one\n", chosen));
+  if (texts.size() > 1) ShowNote(fmt::format("sample {} goes on; /pick takes another one\n", chosen));
   session_.Answered(user, std::move(texts), chosen);
   return OkStatus();
 }
@@ -232,7 +232,9 @@ Status Chat::Pick(const std::string& argument) {
 
 Status Chat::Save(const std::string& path) {
   if (path.empty()) return InvalidArgument("/save needs the name of a file");
-  return ReplaceFile(path, session_.ToJson());
+  COPPICE_ASSIGN_OR_RETURN(const std::string target, ResolveOutput(path));
+  COPPICE_RETURN_IF_ERROR(CheckReplaceable(target, path, "{", "a conversation"));
+  return ReplaceFile(target, session_.ToJson());
 }
 
 Status Chat::Load(const std::string& path) {
@@ -262,7 +264,7 @@ Result<ExitCode> RunChat(ChatOptions options) {
   COPPICE_ASSIGN_OR_RETURN(run.engine.model_path, hub::FindModel(run.engine.model_path));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                            LoadEngine(run.engine, run.quiet ? LoadingIs::kSilent : LoadingIs::kShown));
-  TellNotes(*engine);
+  ReportNotes(*engine);
   if (!engine->tokenizer())
     return FailedPrecondition(engine->model_info().tokenizer_status.message() + "; a chat needs a tokenizer");
   if (engine->tokenizer()->info().chat_template.empty())

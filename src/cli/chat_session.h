@@ -19,7 +19,7 @@ class ChatSession {
 
   // An empty text: there is no system message any more.
   void SetSystem(const std::string& text);
-  // What the user says. It counts once it is answered.
+  // The user's message. It counts once it is answered.
   std::vector<ChatMessage> With(const std::string& user) const;
   // `samples`: what was answered, of which the one at `chosen` goes on.
   void Answered(const std::string& user, std::vector<std::string> samples, size_t chosen);

@@ -1,4 +1,4 @@
-// A subcommand of the program: where CLI11 tells that it was asked for, and what it then does.
+// A subcommand of the program: where CLI11 notes that it was asked for, and its function.
 // Layer: cli.
 #pragma once
 

@@ -11,6 +11,7 @@
 
 #include "cli/command_tree.h"
 #include "cli/help.h"
+#include "cli/parsed_option.h"
 #include "cli/terminal.h"
 #include "core/quoted.h"
 
@@ -23,7 +24,7 @@ const CLI::App& Deepest(const CLI::App& app) {
   return below.empty() ? app : Deepest(*below.front());
 }
 
-// What `word`, which nothing took, should have been.
+// The error for `word`, which is no option, command or argument, with the nearest names.
 std::string UnknownWord(const CommandInfo& command, const std::string& word) {
   if (word.starts_with('-') && word.size() > 1) {
     const std::string name = word.substr(0, word.find('='));
@@ -45,6 +46,13 @@ void UseHelp(CLI::App& program) {
   }));
   program.set_help_flag("-h,--help", "Print this help");
   program.set_help_all_flag("--help-all", "Print all options, those for experts too");
+}
+
+void RefuseNan(CLI::App& program) {
+  for (CLI::Option* const option : program.get_options({})) {
+    if (option->get_type_name().starts_with("FLOAT")) option->check(AnyNumber());
+  }
+  for (CLI::App* const command : program.get_subcommands({})) RefuseNan(*command);
 }
 
 Status CommandLineError(const CLI::App& program, const CLI::ParseError& error) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/logprob_comparison.h"
+#include "cli/parsed_option.h"
 #include "cli/read_file.h"
 #include "cli/standard_output.h"
 #include "core/check.h"
@@ -57,8 +58,8 @@ Command AddCompareCommand(CLI::App& app) {
       ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object instead of a text");
   command->add_option("--max-difference", options->largest, "Exit with 1 where a log-probability differs by more")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--max-kl", options->kl, "Exit with 1 where the estimate k3 is larger")->check(CLI::NonNegativeNumber);
+      ->check(AtLeastZero());
+  command->add_option("--max-kl", options->kl, "Exit with 1 where the estimate k3 is larger")->check(AtLeastZero());
   return {command, [options] { return Compare(*options); }};
 }
 

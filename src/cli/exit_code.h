@@ -1,4 +1,4 @@
-// What the program's exit status means. Layer: cli.
+// The meanings of the program's exit status. Layer: cli.
 #pragma once
 
 #include "coppice/core/status.h"

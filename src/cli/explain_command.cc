@@ -94,15 +94,15 @@ std::string FormatBreakEven(const Forecast& forecast) {
   for (const BreakEven& row : forecast.break_even)
     text += fmt::format("{:7}  {:23.2f}  {:14.2f}  {:25.0f}%  {:18.2f}\n", row.samples, row.attention_gain, row.relay_gain,
                         100 * row.attention_share, row.step_gain);
-  const auto pays = std::ranges::find_if(forecast.break_even, [](const BreakEven& row) { return row.attention_gain >= 1.01; });
-  text += pays == forecast.break_even.end() ? "sharing reads pays at none of these\n"
-                                            : fmt::format("sharing reads pays from {} on\n", Count(pays->samples, "sample"));
+  const auto gain = std::ranges::find_if(forecast.break_even, [](const BreakEven& row) { return row.attention_gain >= 1.01; });
+  text += gain == forecast.break_even.end() ? "sharing reads saves time at none of these\n"
+                                            : fmt::format("sharing reads saves time from {} on\n", Count(gain->samples, "sample"));
   return text;
 }
 
 double Times(double more, double less) { return less > 0 ? more / less : 1; }
 
-// What is stored, computed and read, and how long a step takes.
+// Tokens and bytes that are stored, computed and read, and the time of a step.
 std::string FormatFigures(const Forecast& forecast, const ForecastModel& model) {
   const auto kv_bytes = static_cast<double>(model.machine.costs.attention.kv_bytes_per_token());
   const auto stored = [&](int64_t tokens) {
@@ -110,6 +110,8 @@ std::string FormatFigures(const Forecast& forecast, const ForecastModel& model) 
   };
   std::string text = fmt::format("{}, {}, {} prompt tokens, {} output tokens at most\n", Count(forecast.requests, "request"),
                                  Count(forecast.samples, "sample"), forecast.prompt_tokens, forecast.output_tokens);
+  if (!model.machine.kv_split_reason.empty())
+    text += fmt::format("KV is divided by {}: {}\n", Name(model.machine.kv_split), model.machine.kv_split_reason);
   text += fmt::format("prompt tokens to compute: {}, {:.1f}% of all\n", forecast.computed_tokens,
                       100 * Times(static_cast<double>(forecast.computed_tokens), static_cast<double>(forecast.prompt_tokens)));
   text += fmt::format("KV of all of it: {}; a copy for each sample: {}, {:.1f} times as much\n", stored(forecast.stored_tokens),
@@ -166,7 +168,7 @@ std::string ForecastPage(const Trace& trace, const Forecast& forecast, const For
     step.points.emplace_back(row.samples, row.step_gain);
   }
   return BeginReportPage(fmt::format("coppice explain {}", job)) + "<h2>The tree</h2>\n" + TreeTable(trace, forecast.tree) +
-         "<h2>Figures</h2>\n<pre>" + EscapeHtml(FormatFigures(forecast, model)) + "</pre>\n<h2>Where sharing pays</h2>\n" +
+         "<h2>Figures</h2>\n<pre>" + EscapeHtml(FormatFigures(forecast, model)) + "</pre>\n<h2>Where sharing saves time</h2>\n" +
          "<div class=\"plots\">\n" +
          LinePlot({.title = "Times faster than if each sample reads for itself",
                    .x_label = "samples that share the prompt",
@@ -178,6 +180,8 @@ std::string ForecastPage(const Trace& trace, const Forecast& forecast, const For
 ordered_json ToJson(const Trace& trace, const Forecast& forecast, const ForecastModel& model) {
   ordered_json report = {{"machine", model.machine.machine},
                          {"ranks", model.machine.ranks},
+                         {"kv_split", Name(model.machine.kv_split)},
+                         {"kv_split_reason", model.machine.kv_split_reason},
                          {"step_times", model.machine.has_step_times ? "measured" : "roofline"},
                          {"requests", forecast.requests},
                          {"samples", forecast.samples},

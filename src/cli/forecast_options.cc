@@ -18,6 +18,7 @@
 #include "engine/open_device.h"
 #include "hub/model_store.h"
 #include "model/random_checkpoint.h"
+#include "model/shard.h"
 #include "ops/peer_group.h"
 
 namespace coppice::cli {
@@ -41,6 +42,10 @@ void AddForecastOptions(CLI::App& command, ForecastOptions* options) {
       ->type_name("N")
       ->check(CLI::Range(1, ops::kMostPeers))
       ->excludes(device);
+  AddParsed<KvSplit>(
+      command, "--kv-split", options->costs.kv_split, ParseKvSplit,
+      "What of KV heads that several GPUs have each holds: heads: all tokens; tokens: its part of them; auto (default): "
+      "as an engine chooses");
   command
       .add_option("--steps", options->steps,
                   "A file of `coppice bench steps`: what the model's steps take there beside attention; default: by the roofline "
@@ -76,6 +81,9 @@ Result<ForecastModel> OpenForecastModel(const ForecastOptions& options) {
   simulate::CostOptions costs = options.costs;
   if (!options.devices.empty()) {
     COPPICE_ASSIGN_OR_RETURN(const std::vector<DeviceName> names, ParseDeviceNames(options.devices));
+    if (names.size() > 1 && names.front().kind == DeviceKind::kCpu)
+      return InvalidArgument(
+          fmt::format("--device is {}, expected GPUs such as cuda:0,cuda:1: a forecast has ranks of GPUs alone", options.devices));
     costs.ranks = static_cast<int>(names.size());
   }
   std::unique_ptr<Checkpoint> checkpoint;
@@ -92,10 +100,13 @@ Result<ForecastModel> OpenForecastModel(const ForecastOptions& options) {
     costs.steps = *steps;
   }
   costs.page_size = options.server.page_size;
+  costs.max_running = options.server.max_running;
+  costs.kv_bytes = options.kv_cache_bytes;
   costs.parameters = MemoryOf(*checkpoint).parameters;
   COPPICE_ASSIGN_OR_RETURN(simulate::MachineCosts machine, simulate::MakeCosts(checkpoint->config(), costs));
   const int64_t token_bytes = machine.costs.attention.kv_bytes_per_token();
   simulate::ServerOptions server = options.server;
+  if (machine.kv_split == KvSplit::kTokens) server.page_size *= Shard::KvSharers(checkpoint->config(), machine.ranks);
   server.kv_tokens = options.kv_cache_bytes / token_bytes;
   if (server.kv_tokens < 1)
     return InvalidArgument(fmt::format("--kv-cache is {}, expected room for a token, {}",

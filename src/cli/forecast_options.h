@@ -1,4 +1,4 @@
-// What `coppice simulate` and `coppice explain` ask about a model, a machine and its server. Layer: cli.
+// Options of `coppice simulate` and `coppice explain` about a model, a machine and its server. Layer: cli.
 #pragma once
 
 #include <cstdint>

@@ -37,7 +37,7 @@ class ForestRecorder final : public ForestListener {
 
  private:
   Status WriteHead(const ModelInfo& model, int32_t page_size);
-  // What is not in the file yet.
+  // Lines that are not in the file yet.
   Status Write();
   // Runs `body` unless an earlier one failed.
   template <class Body>

@@ -69,7 +69,7 @@ std::string Troff(const std::string& text) {
 std::string Markdown(const std::string& text) {
   std::string cell;
   for (const char c : text) {
-    if (c == '|' || c == '<' || c == '*' || c == '_' || c == '[') cell += '\\';
+    if (c == '\\' || c == '|' || c == '<' || c == '*' || c == '_' || c == '[') cell += '\\';
     cell += c == '\n' ? ' ' : c;
   }
   return cell;
@@ -87,7 +87,7 @@ std::string Quoted(const std::string& text) {
   return "'" + quoted + "'";
 }
 
-// What a command is completed with: its options and the commands below it.
+// Completions of a command: its options and the commands below it.
 std::vector<std::string> WordsOf(const CommandInfo& command) {
   std::vector<std::string> words;
   for (const CommandInfo& below : command.commands) words.emplace_back(below.name());

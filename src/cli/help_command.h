@@ -5,7 +5,7 @@
 
 namespace coppice::cli {
 
-// They tell of all commands of `program`, those that are added later too.
+// They show all commands of `program`, those that are added later too.
 Command AddHelpCommand(CLI::App& program);
 Command AddCompletionCommand(CLI::App& program);
 

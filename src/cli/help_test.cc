@@ -20,7 +20,7 @@ CommandInfo Program() {
   CommandInfo run = {
       .path = "run",
       .help = "Sample n continuations of one prompt, whose KV is stored and read once for all of them, whatever they are",
-      .arguments = {{.names = {"input"}, .value = "TEXT", .help = "a | b", .required = true}},
+      .arguments = {{.names = {"input"}, .value = "TEXT", .help = "a | \\$b", .required = true}},
       .options = {help,
                   {.names = {"-n", "--samples"}, .value = "N", .help = "Samples (default 1)", .group = kSamplingGroup},
                   {.names = {"--device"}, .value = "TEXT", .choices = {"cpu", "cuda"}, .help = "Where", .group = kModelGroup},
@@ -73,7 +73,7 @@ TEST(Nearest, SlipsOfTheFingerAndBeginnings) {
 }
 
 TEST(Generated, TablesAndTroffEscapeWhatMeansSomethingThere) {
-  EXPECT_THAT(MarkdownReference(Program()), HasSubstr("| `input` | a \\| b |"));
+  EXPECT_THAT(MarkdownReference(Program()), HasSubstr("| `input` | a \\| \\\\$b |"));
   EXPECT_THAT(MarkdownReference(Program()), HasSubstr("| `--device cpu\\|cuda` | Where |"));
   EXPECT_THAT(ManPage(Program(), "1.0"), HasSubstr(".B \\-n, \\-\\-samples N\n"));
 }

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kKeyBytes = 32;  // 256 bits: no list holds it, so that its hash needs no salt
 
-// The line goes to standard output, into the server's file; the key, which no file needs, to whoever asks.
+// The line goes to standard output, into the server's file; the key, which no file needs, to the terminal.
 Result<ExitCode> DrawKey(const std::string& name) {
   const std::string key = "coppice-" + RandomHex(kKeyBytes);
   const std::string line = server::ApiKeys::LineOf(name, key);
@@ -38,7 +38,7 @@ Command AddKeyCommand(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "key",
       "Draw an API key: stderr shows it, standard output is its line for the file of serve --api-keys (coppice key alice >> keys)");
-  command->add_option("name", *name, "Who gets it: the name in logs and metrics")->required();
+  command->add_option("name", *name, "The key's name in logs and metrics")->required();
   return {command, [name] { return DrawKey(*name); }};
 }
 

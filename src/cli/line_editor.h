@@ -12,8 +12,8 @@ class LineEditor {
 
   // Whether the input is a terminal, and the output the one that echoes it.
   bool is_terminal() const { return terminal_; }
-  // The next line, without its line break; none at the end of the input. `prompt` stands before it on a terminal. What was read
-  // before is found again by the arrow keys, in this process alone: nothing is written to a file.
+  // The next line, without its line break; none at the end of the input. `prompt` stands before it on a terminal. Earlier lines are
+  // found again by the arrow keys, in this process alone: nothing is written to a file.
   std::optional<std::string> Read(const std::string& prompt);
 
  private:

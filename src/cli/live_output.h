@@ -23,9 +23,9 @@ class LiveOutput {
   LiveOutput(const LiveOutput&) = delete;
   LiveOutput& operator=(const LiveOutput&) = delete;
 
-  // For openai::Generate; they refer to this object. What cannot be printed need not be computed: the generation ends.
+  // For openai::Generate; they refer to this object. A print that fails ends the generation, whose output would be lost.
   openai::GenerationHooks Hooks();
-  // Once the generation is over: ends the line that streams. The error of what could not be printed.
+  // Once the generation is over: ends the line that streams. The error of the print that failed.
   Status End();
   // With Request::echo, the prompt's text.
   const std::string& echo() const { return echo_; }

@@ -29,8 +29,10 @@ Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, Loading
   return engine;
 }
 
-void TellNotes(const Engine& engine) {
-  for (const std::string& note : engine.model_info().notes) spdlog::warn("{}", note);
+void ReportNotes(const Engine& engine) {
+  const ModelInfo& info = engine.model_info();
+  for (const std::string& note : info.notes) spdlog::warn("{}", note);
+  if (!info.kv_split_reason.empty()) spdlog::info("KV is divided by {}: {}", Name(info.kv_split), info.kv_split_reason);
 }
 
 }  // namespace coppice::cli

@@ -14,6 +14,6 @@ enum class LoadingIs { kShown, kSilent };
 Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, LoadingIs loading = LoadingIs::kShown);
 
 // ModelInfo::notes, as warnings: once for each model that a command loads.
-void TellNotes(const Engine& engine);
+void ReportNotes(const Engine& engine);
 
 }  // namespace coppice::cli

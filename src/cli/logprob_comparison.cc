@@ -55,7 +55,7 @@ Status TakeLists(const json& object, const json& logprobs, const std::string& fi
   return OkStatus();
 }
 
-// {"content": [{"token_id", "logprob"}]} of /inference/v1/generate, and of chats, which tell no ids there.
+// {"content": [{"token_id", "logprob"}]} of /inference/v1/generate, and of chats, which have no ids there.
 Status TakeContent(const json& content, LogprobSequence* sequence) {
   if (!content.is_array()) return WrongField("logprobs.content", content, "a list");
   for (const json& entry : content) {
@@ -155,7 +155,7 @@ Result<LogprobComparison> CompareLogprobs(const std::vector<LogprobSequence>& ro
                         .trainer = *theirs});
     }
   }
-  if (tokens.empty()) return InvalidArgument("there is no token of which both files tell a log-probability");
+  if (tokens.empty()) return InvalidArgument("there is no token of which both files have a log-probability");
   comparison.tokens = std::ssize(tokens);
   const auto count = static_cast<double>(tokens.size());
   for (const LogprobComparison::Token& token : tokens) {

@@ -16,7 +16,7 @@ namespace coppice::cli {
 // Log-probabilities of a sequence's tokens, natural logarithms; null where nothing is said of a token.
 struct LogprobSequence {
   std::string name;                // the line's id, or "line 3", with the choice behind it where a line has several
-  std::vector<int32_t> token_ids;  // of each; empty: not told
+  std::vector<int32_t> token_ids;  // of each; empty: not given
   std::vector<std::optional<double>> logprobs;
 };
 
@@ -28,7 +28,7 @@ struct LogprobComparison {
   struct Token {
     std::string sequence;
     size_t place = 0;       // in its sequence
-    int32_t token_id = -1;  // -1: neither side tells
+    int32_t token_id = -1;  // -1: neither side has it
     double rollout = 0, trainer = 0;
     double difference() const { return trainer - rollout; }
   };

@@ -118,6 +118,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
   };
   std::ranges::copy(others, std::back_inserter(commands));
   std::ranges::move(coppice::cli::AddEvalCommands(*eval), std::back_inserter(commands));
+  coppice::cli::RefuseNan(app);
 
   try {
     app.parse(argc, argv);
@@ -142,7 +143,7 @@ Result<ExitCode> RunCommandLine(int argc, char** argv) {
   const bool exhausted = thrown ? *thrown == typeid(std::bad_alloc) : std::malloc(1 << 20) == nullptr;
   if (!exhausted) std::abort();
   constexpr std::string_view kLine = "coppice: out of memory\n";
-  [[maybe_unused]] const ssize_t told = write(STDERR_FILENO, kLine.data(), kLine.size());
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kLine.data(), kLine.size());
   _exit(static_cast<int>(ExitCode::kFailure));
 }
 

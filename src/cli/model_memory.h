@@ -1,4 +1,4 @@
-// What a model needs of memory, and how much of it this machine has. Layer: cli.
+// A model's need of memory, and how much of it this machine has. Layer: cli.
 #pragma once
 
 #include <cstdint>

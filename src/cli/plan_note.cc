@@ -11,7 +11,7 @@
 
 namespace coppice::cli {
 
-void TellPlan(const EngineMetrics& metrics) {
+void ReportPlan(const EngineMetrics& metrics) {
   const std::string text =
       metrics.fullest_plan ? "\nThe fullest step, " + PlanText(*metrics.fullest_plan) : "\nno step had attention to plan\n";
   fmt::print(stderr, "{}", ForTerminal(text, STDERR_FILENO));

@@ -15,7 +15,7 @@ class ProgressLine {
 
   // Whether it is time to show something again, twice a second on a terminal; asking is cheap.
   bool due() const { return enabled_ && Clock::now() >= next_; }
-  // What is most important comes first: what follows is left out where the terminal has no room for it. No part has a line break.
+  // The most important part comes first: later parts are left out where the terminal lacks room. No part has a line break.
   void Show(const std::vector<std::string>& parts);
   // Makes room for other output.
   void Clear();

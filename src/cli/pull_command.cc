@@ -58,7 +58,7 @@ Result<ExitCode> PullModel(const std::string& name) {
   return ExitCode::kOk;
 }
 
-// What is there, then what the catalogue has beside.
+// Stored models, then models that the catalogue has beside.
 ordered_json ListModels() {
   ordered_json list = ordered_json::array();
   for (const hub::StoredModel& model : hub::StoredModels())

@@ -46,6 +46,7 @@ class BatchReader {
     if (!parsed) return error.status;
     Result<std::vector<int32_t>> tokens = parser_->Encode(parsed->request);
     if (!tokens.ok()) return tokens.status();
+    if (tokens->empty()) return InvalidArgument("the prompt has no token, expected at least one");
     Asked asked{.tokens = *tokens};
     parser_->SetPrompt(*std::move(tokens), &parsed->request);
     asked.samples = parsed->request.request.n;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "cli/different_files.h"
 #include "cli/interrupt.h"
 #include "cli/live_output.h"
 #include "cli/load_engine.h"
@@ -32,7 +33,7 @@ using openai::Generation;
 using openai::Sample;
 using openai::Selection;
 
-// What is cold in a new process (files, clocks, code of a device) would count for the mode that runs first.
+// Cold files, clocks and device code of a new process would count for the mode that runs first.
 Status WarmUp(EngineOptions options, Request request) {
   options.forest_listener = nullptr;
   request.max_tokens = std::min(request.max_tokens, 4);
@@ -53,7 +54,7 @@ Result<BaselineSpeed> MeasureBaseline(EngineOptions options, SharingMode sharing
   return BaselineSpeed{sharing, stats.prefill_tokens_per_second(), stats.decode_tokens_per_second()};
 }
 
-// What the samples must look like, if anything.
+// The constraint that the options set on the samples; null: none.
 Result<std::shared_ptr<const TokenConstraint>> MakeConstraint(const RunOptions& options, const Engine& engine) {
   GrammarSource source;
   if (options.json_schema_file) {
@@ -87,7 +88,7 @@ Result<ExitCode> Run(RunOptions options) {
   if (!options.save_prefix.empty()) COPPICE_RETURN_IF_ERROR(ResolvePrefixOutput(options.save_prefix).status());
   const LoadingIs loading = options.quiet ? LoadingIs::kSilent : LoadingIs::kShown;
   COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, LoadEngine(options.engine, loading));
-  TellNotes(*engine);
+  ReportNotes(*engine);
   TakeSamplingDefaults(engine->model_info(), &options);
   Request& request = options.request;
   if (const Status status = engine->model_info().tokenizer_status; !status.ok() && status.code() != StatusCode::kNotFound) {
@@ -154,14 +155,16 @@ Result<ExitCode> Run(RunOptions options) {
     COPPICE_RETURN_IF_ERROR(Print(text));
     if (!options.quiet) fmt::print(stderr, "\n{}", FormatTable(stats));
   }
-  if (options.explain) TellPlan(generation.metrics);
+  if (options.explain) ReportPlan(generation.metrics);
   return Interrupted() ? ExitCode::kInterrupted : ExitCode::kOk;
 }
 
 Command AddRunCommand(CLI::App& app) {
   const auto options = std::make_shared<RunOptions>();
-  return {AddRunCommand(app, *options), [options] {
+  CLI::App* const command = AddRunCommand(app, *options);
+  return {command, [options, command]() -> Result<ExitCode> {
             if (options->verbose) spdlog::set_level(spdlog::level::info);
+            COPPICE_RETURN_IF_ERROR(CheckDifferentFiles(*command, {{"--save-prefix", options->save_prefix}}));
             return Run(*options);
           }};
 }

@@ -45,6 +45,13 @@ Result<SharingMode> ParseSharingMode(std::string_view text) {
   return InvalidArgument(fmt::format("'{}' is no sharing mode; expected tree, one-level, store or none", text));
 }
 
+Result<KvSplit> ParseKvSplit(std::string_view text) {
+  for (const KvSplit split : {KvSplit::kAuto, KvSplit::kHeads, KvSplit::kTokens}) {
+    if (Name(split) == text) return split;
+  }
+  return InvalidArgument(fmt::format("'{}' is no split of KV; expected auto, heads or tokens", text));
+}
+
 Result<std::vector<SharingMode>> ParseSharingModes(std::string_view text) {
   std::vector<SharingMode> modes;
   while (true) {
@@ -162,6 +169,11 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
       ->type_name("N")
       ->check(CLI::Range(1, ops::kMostPeers))
       ->excludes(device);
+  AddParsed<KvSplit>(
+      command, "--kv-split", options.kv_split, ParseKvSplit,
+      "What of KV heads that several ranks have, as of StarCoder's one, each rank holds: heads: all tokens; tokens: its "
+      "part of them, so that KV has room for more; auto (default): tokens unless that is predicted to be slower")
+      ->group(kBatchingGroup);
   command
       .add_flag("--nccl", options.experiment.ranks_by_nccl,
                 "Ranks on GPUs exchange values through NCCL, also where they read each other's memory")
@@ -226,7 +238,7 @@ void AddEngineOptions(CLI::App& command, EngineOptions& options) {
           "--target-tbt", options.target_tbt,
           "Seconds between tokens: a step in which samples decode has as many prompt tokens as are predicted to end in time, "
           "16 at least and --chunk at most; 0 (default): no target")
-      ->check(CLI::NonNegativeNumber);
+      ->check(AtLeastZero());
 
   command.option_defaults()->group(kDraftGroup);
   AddParsed<DraftMode>(
@@ -325,7 +337,7 @@ CLI::App* AddRunCommand(CLI::App& app, RunOptions& options) {
       ->check(NotEmpty());
   command->add_option("--cache-salt", request.cache_salt, "The prompt's KV is shared, and loaded, with this salt alone");
   command->add_option("--cache-private-begin", request.cache_private_begin,
-                      "With --cache-salt: prompt tokens before this index stay shared with everybody");
+                      "With --cache-salt: prompt tokens before this index stay shared with all requests");
   command->add_flag("--chat", options.chat, "The prompt is a user's message: apply the model's chat template");
   command->add_option("--system", options.system, "System message (with --chat)");
 

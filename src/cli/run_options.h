@@ -47,6 +47,7 @@ struct RunOptions {
 };
 
 Result<SharingMode> ParseSharingMode(std::string_view text);
+Result<KvSplit> ParseKvSplit(std::string_view text);
 // Names separated by commas.
 Result<std::vector<SharingMode>> ParseSharingModes(std::string_view text);
 Result<DType> ParseDType(std::string_view text);
@@ -64,7 +65,7 @@ Result<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 std::string FirstGpus(int count);
 
 // The options that every command with an engine has: --model, --dtype, --sharing, --page-size, --threads, ... All have a thread for
-// events. --trace is for whoever runs the command (main.cc).
+// events. --trace is for the program that runs the command (main.cc).
 void AddEngineOptions(CLI::App& command, EngineOptions& options);
 // --weights of a command that also takes random ones, for measuring a shape, in place of AddEngineOptions': `of_which` says whose
 // they are.

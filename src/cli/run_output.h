@@ -1,4 +1,4 @@
-// What `coppice run` prints: samples as text, the JSON object, the progress line. Formatting only: strings in, strings out.
+// The output of `coppice run`: samples as text, the JSON object, the progress line. Formatting only: strings in, strings out.
 // Layer: cli.
 #pragma once
 
@@ -32,9 +32,9 @@ class SampleStream {
  public:
   explicit SampleStream(bool has_text) : has_text_(has_text) {}
 
-  // What an event of the sample adds to the output.
+  // The text that an event of the sample adds to the output.
   std::string Add(const StreamEvent& event);
-  // What ends the output, if anything came.
+  // The end of the output, if anything came.
   std::string End() const { return ends_line_ ? "" : "\n"; }
 
  private:

@@ -59,7 +59,7 @@ std::string Layout(std::string_view with, std::string_view peer, std::initialize
   return text;
 }
 
-// What the column "without" is, and why there is no gain where there is none; lines of at most 80 columns.
+// The meaning of the column "without", and the reason where there is no gain; lines of at most 80 columns.
 std::string ExplainTable(const RunStats& stats) {
   std::string text;
   if (!stats.baseline) {
@@ -77,7 +77,7 @@ std::string ExplainTable(const RunStats& stats) {
     text += fmt::format(
         "The samples' text was read by each of them all the same: for {} samples over {}\n"
         "tokens, combining parts would cost this device as much as reading once saves.\n"
-        "More samples or a longer prompt make sharing pay.\n",
+        "More samples or a longer prompt make sharing save time.\n",
         stats.samples, stats.prompt_tokens);
   }
   return text;
@@ -90,7 +90,7 @@ RunStats MakeRunStats(const EngineOptions& options, const ModelInfo& model, cons
   return {.sharing = options.sharing,
           .dtype = model.kv_dtype,
           .weights = options.weights,
-          .page_size = options.page_size,
+          .page_size = model.page_size,
           .samples = static_cast<int32_t>(generation.samples.size()),
           .samples_finished = static_cast<int32_t>(std::ranges::count_if(generation.samples, &openai::Sample::finished)),
           .prompt_tokens = static_cast<int64_t>(generation.prompt_ids.size()),
@@ -204,7 +204,7 @@ std::string FormatDrafts(const RunStats& stats) {
                                  stats.accepted_draft_tokens, stats.drafted_tokens);
   if (stats.undrafted_steps > 0) text += fmt::format(";\n{} steps without drafts, by measured gain", stats.undrafted_steps);
   if (stats.draft_trees_cut > 0)
-    text += fmt::format(";\n{} draft trees became chains, since prompts ran in the same steps", stats.draft_trees_cut);
+    text += fmt::format(";\n{} draft trees became linear, since prompts ran in the same steps", stats.draft_trees_cut);
   return text + "\n";
 }
 

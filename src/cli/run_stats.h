@@ -78,7 +78,7 @@ nlohmann::ordered_json ToJson(const RunStats& stats);
 
 // The closing table, what it compares with and, where the plan shared no reads, why; in lines of 80 columns.
 std::string FormatTable(const RunStats& stats);
-// What came of drafts, a line; empty without drafts.
+// The result of drafts, a line; empty without drafts.
 std::string FormatDrafts(const RunStats& stats);
 
 }  // namespace coppice::cli

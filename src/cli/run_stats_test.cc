@@ -33,8 +33,8 @@ openai::Generation TenSteps() {
 }
 
 TEST(RunStats, FiguresComeFromTheCounters) {
-  const RunStats stats = MakeRunStats({.weights = WeightForm::kBF16, .sharing = SharingMode::kOneLevel, .page_size = 64},
-                                      {.kv_dtype = DType::kF32}, TenSteps());
+  const RunStats stats = MakeRunStats({.weights = WeightForm::kBF16, .sharing = SharingMode::kOneLevel},
+                                      {.kv_dtype = DType::kF32, .page_size = 64}, TenSteps());
   EXPECT_DOUBLE_EQ(stats.prefill_tokens_per_second(), 8);
   EXPECT_DOUBLE_EQ(stats.decode_tokens_per_second(), 5);
   EXPECT_DOUBLE_EQ(stats.kv_bytes_read_per_step(), 3 * 1024);
@@ -105,12 +105,12 @@ TEST(RunStats, TableHasAnotherEnginesColumn) {
 
 TEST(RunStats, TableSaysWhyNothingWasShared) {
   RunStats stats = MakeRunStats({}, {}, TenSteps());
-  EXPECT_THAT(FormatTable(stats), Not(HasSubstr("make sharing pay")));
+  EXPECT_THAT(FormatTable(stats), Not(HasSubstr("make sharing save time")));
   stats.decode_kv_bytes_read = stats.decode_kv_bytes_read_unshared;
   EXPECT_THAT(FormatTable(stats), HasSubstr("for 2 samples over 4\ntokens,"));
   ExpectFitsATerminal(FormatTable(stats));
   stats.sharing = SharingMode::kStore;
-  EXPECT_THAT(FormatTable(stats), Not(HasSubstr("make sharing pay")));
+  EXPECT_THAT(FormatTable(stats), Not(HasSubstr("make sharing save time")));
 }
 
 TEST(RunStats, OneSampleHasItsSpeedAlone) {
@@ -128,7 +128,7 @@ TEST(RunStats, DraftsAreCountedWhereThereAreAny) {
   EXPECT_THAT(FormatTable(stats), HasSubstr("60 of 80 drafted tokens accepted;\n12 steps without drafts, by measured gain\n"));
   stats.undrafted_steps = 0;
   stats.draft_trees_cut = 7;
-  EXPECT_THAT(FormatTable(stats), HasSubstr("60 of 80 drafted tokens accepted;\n7 draft trees became chains, since prompts ran"));
+  EXPECT_THAT(FormatTable(stats), HasSubstr("60 of 80 drafted tokens accepted;\n7 draft trees became linear, since prompts ran"));
   stats.drafted_tokens = stats.accepted_draft_tokens = 0;
   EXPECT_THAT(FormatTable(stats), Not(HasSubstr("drafted")));
 }

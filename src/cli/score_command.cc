@@ -15,7 +15,7 @@
 #include <system_error>
 #include <utility>
 
-#include "cli/batch_files.h"
+#include "cli/different_files.h"
 #include "cli/forest_recorder.h"
 #include "cli/interrupt.h"
 #include "cli/load_engine.h"
@@ -45,6 +45,7 @@ using openai::LineReader;
 using openai::ScoreCall;
 
 struct ScoreOptions {
+  const CLI::App* command = nullptr;  // whose command line they are of
   EngineOptions engine;
   std::string input, output = "-", errors;  // errors: only with an output that is a file
   size_t queue = 16;
@@ -58,7 +59,7 @@ struct LineIdentity {
   std::string id;
 };
 
-// What became of a line.
+// The answer to a line, or its error.
 struct Answer {
   std::unique_ptr<TextSource> body;
   Status status;             // an error: there is no body
@@ -132,6 +133,15 @@ Result<std::unique_ptr<ScoreOutput>> OpenOutput(const ScoreOptions& options) {
   return std::unique_ptr<ScoreOutput>(std::make_unique<KeptScores>(std::move(output), std::move(errors)));
 }
 
+Answer AnswerOf(const LineIdentity& line, const std::string& model, std::shared_ptr<const openai::ScoreRequest> request,
+                ScoreCall::Outcome outcome) {
+  if (!outcome.status.ok()) return {.status = std::move(outcome.status), .was_request = true};
+  using Clock = std::chrono::system_clock;
+  const auto created = std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch()).count();
+  return {.body = ScoreBody(std::move(request), std::move(outcome),
+                            {.id = line.id, .created = created, .model = model, .line = line.number})};
+}
+
 // Lines under way, in the order of the file: so their answers are written.
 class ScoreRunner {
  public:
@@ -153,7 +163,6 @@ class ScoreRunner {
   // Whether there was a line.
   Result<bool> Begin(LineReader* reader);
   void Start(const std::shared_ptr<Line>& line, const std::string& text);
-  Answer AnswerOf(const LineIdentity& line, std::shared_ptr<const openai::ScoreRequest> request, ScoreCall::Outcome outcome) const;
   Status WriteAnswered();
 
   Engine& engine_;
@@ -200,7 +209,7 @@ Result<bool> ScoreRunner::Begin(LineReader* reader) {
 void ScoreRunner::Start(const std::shared_ptr<Line>& line, const std::string& text) {
   const Result<nlohmann::json> body = ParseJson(text);
   if (!body.ok()) {
-    line->answer = Answer{.status = InvalidArgument("the line " + body.status().message())};
+    line->answer = Answer{.status = InvalidArgument(body.status().message())};
     return;
   }
   openai::BodyError error;
@@ -211,20 +220,12 @@ void ScoreRunner::Start(const std::shared_ptr<Line>& line, const std::string& te
   }
   ignored_.Add(request->ignored_fields);
   const auto held = std::make_shared<const openai::ScoreRequest>(*std::move(request));
-  (void)ScoreCall::Start(&engine_, *held, [this, line, held](ScoreCall::Outcome outcome) {
-    Answer answer = AnswerOf(line->identity, held, std::move(outcome));
+  // On the engine's thread, which may end after this runner.
+  (void)ScoreCall::Start(&engine_, *held, [line, held, model = model_](ScoreCall::Outcome outcome) {
+    Answer answer = AnswerOf(line->identity, model, held, std::move(outcome));
     const std::lock_guard lock(line->mutex);
     line->answer = std::move(answer);
   });
-}
-
-Answer ScoreRunner::AnswerOf(const LineIdentity& line, std::shared_ptr<const openai::ScoreRequest> request,
-                             ScoreCall::Outcome outcome) const {
-  if (!outcome.status.ok()) return {.status = std::move(outcome.status), .was_request = true};
-  using Clock = std::chrono::system_clock;
-  const auto created = std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch()).count();
-  return {.body = ScoreBody(std::move(request), std::move(outcome),
-                            {.id = line.id, .created = created, .model = model_, .line = line.number})};
 }
 
 Status ScoreRunner::WriteAnswered() {
@@ -247,7 +248,7 @@ Status CheckFiles(ScoreOptions& options) {
                ? OkStatus()
                : InvalidArgument("--errors needs an output that is a file; standard output has the errors in their places");
   }
-  std::error_code absent;  // told by what opens it
+  std::error_code absent;  // reported where it is opened
   if (options.input == "-" ||
       (std::filesystem::exists(options.input, absent) && !std::filesystem::is_regular_file(options.input, absent)))
     return InvalidArgument(
@@ -255,7 +256,8 @@ Status CheckFiles(ScoreOptions& options) {
                     "again; leave the output out to answer on standard output",
                     options.input == "-" ? "standard input" : options.input));
   if (options.errors.empty()) options.errors = options.output + ".errors";
-  return CheckDifferentFiles({{"the input", options.input}, {"the output", options.output}, {"--errors", options.errors}});
+  return CheckDifferentFiles(*options.command,
+                             {{"the input", options.input}, {"the output", options.output}, {"--errors", options.errors}});
 }
 
 Result<ExitCode> Score(ScoreOptions options) {
@@ -266,7 +268,7 @@ Result<ExitCode> Score(ScoreOptions options) {
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<ScoreOutput> output, OpenOutput(options));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(options.engine));
-  TellNotes(*engine);
+  ReportNotes(*engine);
   const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
   const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->model_info().tokenizer_status,
                                            /*vocab_size=*/0, {.unknown_fields = options.unknown_fields});
@@ -285,6 +287,7 @@ Result<ExitCode> Score(ScoreOptions options) {
 Command AddScoreCommand(CLI::App& app) {
   const auto options = std::make_shared<ScoreOptions>();
   CLI::App* command = app.add_subcommand("score", "Log-likelihoods of continuations of prompts, a prompt and a line of JSON each");
+  options->command = command;
   command->add_option("input", options->input, "JSON lines: prompt, continuations; -: standard input")
       ->required()
       ->check(NotEmpty());
@@ -298,7 +301,7 @@ Command AddScoreCommand(CLI::App& app) {
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
   AddParsed<openai::UnknownFields>(*command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
-                                   "Fields of lines that are not known: ignore (told on stderr), or refuse")
+                                   "Fields of lines that are not known: ignore (reported on stderr), or refuse")
       ->default_str("ignore");
   AddEngineOptions(*command, options->engine);
   AddRecordOption(*command, options->engine);

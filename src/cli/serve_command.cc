@@ -65,7 +65,7 @@ struct ServeOptions {
   std::chrono::nanoseconds null_step{};
 };
 
-// What --trainer implies: weights that updates can replace, and the distribution that a trainer thinks its samples come from.
+// Options that --trainer implies: replaceable weights, and the distribution that a trainer thinks its samples come from.
 Status PrepareForTrainer(ServeOptions* options) {
   EngineOptions& engine = options->engine;
   if (engine.weights == WeightForm::kStored)
@@ -80,9 +80,9 @@ Status PrepareForTrainer(ServeOptions* options) {
 bool IsLoopback(const std::string& host) { return host == "::1" || host == "localhost" || host.starts_with("127."); }
 
 Result<ExitCode> Serve(ServeOptions options) {
-  // What a server keeps holds prompts, answers and salts: all files that it makes are its user's alone.
+  // Files of a server hold prompts, answers and salts: all of them are its user's alone.
   umask(077);
-  // What one thread gives back, any other may have: with an arena a thread, those that large requests filled kept what they had.
+  // One arena serves all threads: with an arena for each, those that large requests filled would keep their memory.
   mallopt(M_ARENA_MAX, 1);
   if (options.log_json) LogAsJson();
   // While the program is small and has one thread. A build that compiles no grammars has none.
@@ -98,7 +98,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   if (!IsLoopback(options.http.host) && options.api_keys.empty() && !options.allow_public) {
     return InvalidArgument(
         fmt::format("--host {} lets other machines in and there are no API keys; give --api-keys FILE, or --allow-public "
-                    "if everybody who reaches it may use it",
+                    "if every client that reaches it may use it",
                     options.http.host));
   }
   server::ServiceOptions service_options = {.version = COPPICE_VERSION, .access = options.access};
@@ -106,13 +106,13 @@ Result<ExitCode> Serve(ServeOptions options) {
   if (!options.api_keys.empty()) {
     COPPICE_ASSIGN_OR_RETURN(service_options.access.keys, server::ApiKeys::Read(options.api_keys));
     if (const Result<OthersAccess> others = AccessOfOthers(options.api_keys); others.ok() && others->write)
-      spdlog::warn("{} may be written to by others, who may let anybody in: chmod 600 {}", options.api_keys, options.api_keys);
+      spdlog::warn("{} may be written to by others: they could add keys. chmod 600 {}", options.api_keys, options.api_keys);
   }
   const std::optional<server::ApiKeys>& keys = service_options.access.keys;
   if (options.trainer && (keys ? !keys->HasRole(server::Role::kTrainer) : !IsLoopback(options.http.host))) {
     return InvalidArgument(
         fmt::format("--trainer lets {} replace the model's weights; give {} a key with role=trainer behind its hash",
-                    keys ? "keys of role trainer alone" : "everybody who reaches the server",
+                    keys ? "keys of role trainer alone" : "every client that reaches the server",
                     keys ? options.api_keys : "--api-keys FILE with"));
   }
   COPPICE_ASSIGN_OR_RETURN(options.http.trusted_proxies, server::TrustedProxies::Parse(options.trusted_proxies));
@@ -125,7 +125,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(asked_for));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                            options.null ? CreateNullEngine(options.engine, options.null_step) : LoadEngine(options.engine));
-  TellNotes(*engine);
+  ReportNotes(*engine);
   // A stored model's name is the one under which it was asked for.
   const bool is_path = asked_for.empty() || asked_for == options.engine.model_path;
   std::vector<std::string>& names = options.model_names;
@@ -135,7 +135,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : engine->model_info().context_length;
   service_options.max_context = max_context;
 
-  // Who needs a key is nobody's page.
+  // A client that needs a key is no page of another site.
   service_options.only_local_hosts = IsLoopback(options.http.host) && options.api_keys.empty();
   service_options.host_names = options.host_names;
   COPPICE_ASSIGN_OR_RETURN(service_options.cross_origin, server::CrossOrigin::Parse(options.allowed_origins));
@@ -155,7 +155,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   service_options.max_waiting = options.engine.max_waiting;
   service_options.prefixes = {.folder = options.prefix_folder,
                               .max_per_key = options.engine.sharing == SharingMode::kNone ? 0 : options.max_prefixes,
-                              .max_tokens = int64_t{engine->Metrics().pages_total} * options.engine.page_size / 2,
+                              .max_tokens = int64_t{engine->Metrics().pages_total} * engine->model_info().page_size / 2,
                               .max_tokens_per_key = options.max_prefix_tokens,
                               .max_ttl_seconds = options.max_prefix_ttl};
   service_options.samples = options.samples;
@@ -167,7 +167,7 @@ Result<ExitCode> Serve(ServeOptions options) {
                            .max_bytes = options.max_file_bytes,
                            .max_per_key = options.max_files,
                            .max_bytes_per_key = options.max_bytes_per_key};
-  // Half of the samples that may run at a time are left to clients who wait, and so is the line before the engine.
+  // Half of the samples that may run at a time are left to clients that wait, and so is the queue before the engine.
   service_options.batches = {
       .max_requests = options.max_batch_requests,
       .max_line_bytes = options.http.max_body_bytes,
@@ -185,7 +185,7 @@ Result<ExitCode> Serve(ServeOptions options) {
   for (const std::string& line : server::StartLines(engine->model_info(), {.name = names.front(),
                                                                           .address = address,
                                                                           .max_context = max_context,
-                                                                          .page_size = options.engine.page_size,
+                                                                          .page_size = engine->model_info().page_size,
                                                                           .pages = engine->Metrics().pages_total,
                                                                           .sharing = options.engine.sharing,
                                                                           .needs_key = !options.api_keys.empty()})) {
@@ -226,7 +226,7 @@ Command AddServeCommand(CLI::App& app) {
   command
       ->add_option(
           "--api-keys", options->api_keys,
-          "File of lines \"name sha256\": who may use the server; the hash of a key is printf %s KEY | sha256sum. Behind it "
+          "File of lines \"name sha256\": keys that may use the server; the hash of a key is printf %s KEY | sha256sum. Behind it "
           "perhaps role=admin or role=trainer, tokens_per_request=N tokens_per_minute=N")
       ->check(NotEmpty());
   command->add_flag(
@@ -271,12 +271,12 @@ Command AddServeCommand(CLI::App& app) {
   command
       ->add_option("--max-waiting", options->engine.max_waiting,
                    "Samples of requests that wait; more get 429. An API key has half of them while others ask. 0: no limit")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command
       ->add_option("--max-per-key", options->access.max_active_per_key,
                    "Samples of one API key's requests at the same moment; more get 429. 0: no limit")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command
       ->add_option("--tokens-per-request", options->access.token_limit.per_request,
@@ -291,13 +291,13 @@ Command AddServeCommand(CLI::App& app) {
   command
       ->add_option("--max-choices", options->answers.max_choices,
                    "\"n\", \"best_of\" and \"beam_width\" at most; more get 400. 0: no limit")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command
       ->add_option("--max-answer", options->answers.max_bytes,
                    "Bytes of an answer at most, e.g. 128MiB, as estimated before it is computed; more get 400. 0: no limit")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command
       ->add_option(
@@ -305,7 +305,7 @@ Command AddServeCommand(CLI::App& app) {
           "Bytes that answers hold for clients that have not read them, e.g. 256MiB; beyond, the largest of the key that holds "
           "most ends. 0: no limit")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command->add_option("--max-priority", options->access.max_priority, "Highest \"priority\" that a request may have")
       ->capture_default_str();
@@ -315,12 +315,12 @@ Command AddServeCommand(CLI::App& app) {
                    "Folder that keeps the prefixes of /v1/prefixes for the next start; default: they end with the server")
       ->check(NotEmpty());
   command->add_option("--max-prefixes", options->max_prefixes, "Prefixes of one API key")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command
       ->add_option("--max-prefix-tokens", options->max_prefix_tokens,
                    "Tokens of the prefixes of one API key; 0: half of what all may have, without keys all of it")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command
       ->add_option("--max-prefix-ttl", options->max_prefix_ttl,
@@ -328,7 +328,7 @@ Command AddServeCommand(CLI::App& app) {
       ->check(CLI::Range(0.0, 10.0 * 365 * 86'400))
       ->capture_default_str();
   command->add_option("--max-kept", options->samples.max_per_key, "Samples of one API key that \"keep\" keeps; 0: none")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command->add_option("--max-keep", options->samples.max_seconds, "Longest \"keep\" of a sample, in seconds from its end")
       ->check(CLI::Range(0.0, 10.0 * 365 * 86'400))
@@ -343,7 +343,7 @@ Command AddServeCommand(CLI::App& app) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   command->add_option("--max-files", options->max_files, "Files of one API key, those of its batches included")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command
       ->add_option("--max-bytes-per-key", options->max_bytes_per_key,
@@ -352,25 +352,25 @@ Command AddServeCommand(CLI::App& app) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 60))
       ->capture_default_str();
   command->add_option("--max-batch-requests", options->max_batch_requests, "Requests of one batch")
-      ->check(CLI::PositiveNumber)
+      ->check(AboveZero())
       ->capture_default_str();
   command
       ->add_option("--batch-active", options->batch_active,
                    "Requests of a batch in the engine at the same moment; 0: half of --max-running")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command->option_defaults()->group(kLimitsGroup);
   command->add_option("--request-timeout", options->access.request_timeout, "Seconds until a request ends with 408; 0: none")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command->add_option("--max-body", http.max_body_bytes, "Bytes of a request at most, e.g. 10MiB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->capture_default_str();
   command->add_option("--max-connections", http.max_connections, "Connections at the same moment")
-      ->check(CLI::PositiveNumber)
+      ->check(AboveZero())
       ->capture_default_str();
   command->add_option("--drain-seconds", options->drain_seconds, "After SIGTERM, how long requests under way may take")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command->option_defaults()->group("Options");
   AddSamplingDefaults(*command, options->sampling_defaults);
@@ -379,7 +379,7 @@ Command AddServeCommand(CLI::App& app) {
                           "model's distribution, or processed_logprobs, after penalties, temperature and filters")
       ->default_str("raw_logprobs");
   AddParsed<openai::UnknownFields>(*command, "--unknown-fields", options->unknown_fields, openai::ParseUnknownFields,
-                                   "Fields of requests that are not known and would change no answer: ignore (told in the header "
+                                   "Fields of requests that are not known and would change no answer: ignore (named in the header "
                                    "x-coppice-ignored-fields and in the log), or refuse")
       ->default_str("ignore");
   command->add_flag("--log-json", options->log_json, "Log lines as JSON");

@@ -1,6 +1,7 @@
 #include "cli/simulate_command.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/different_files.h"
 #include "cli/forecast_options.h"
 #include "cli/interrupt.h"
 #include "cli/parsed_option.h"
@@ -61,6 +63,17 @@ Status Check(const SimulateOptions& options) {
     return InvalidArgument("there is no trace; give a file, or --chats N for a mix of chats, and not both");
   if (!options.out.empty() && (options.policies.size() > 1 || options.replicas.size() > 1))
     return InvalidArgument("--out has the requests of one simulation; name one --policy and one number of --replicas");
+  const auto file = [](const std::string& path) { return path == "-" ? std::string() : path; };
+  return CheckDifferentFiles(
+      {{"the trace", file(options.trace.path)}, {"--write-trace", file(options.write_trace)}, {"--out", file(options.out)}});
+}
+
+// The file that `*path`, where it is one, leads to. Only lines of requests, such as a trace's, are replaced.
+Status Resolve(std::string* path) {
+  if (path->empty() || *path == "-") return OkStatus();
+  COPPICE_ASSIGN_OR_RETURN(std::string target, ResolveOutput(*path));
+  COPPICE_RETURN_IF_ERROR(CheckReplaceable(target, *path, R"({"timestamp":)", "lines of requests"));
+  *path = std::move(target);
   return OkStatus();
 }
 
@@ -128,6 +141,8 @@ Status WriteFile(const std::string& path, const std::string& text) { return path
 
 Result<ExitCode> Simulate(SimulateOptions options) {
   COPPICE_RETURN_IF_ERROR(Check(options));
+  COPPICE_RETURN_IF_ERROR(Resolve(&options.write_trace));
+  COPPICE_RETURN_IF_ERROR(Resolve(&options.out));
   COPPICE_ASSIGN_OR_RETURN(const ForecastModel model, OpenForecastModel(options.forecast));
   options.simulation.server = model.server;
   Trace trace;
@@ -151,6 +166,7 @@ Result<ExitCode> Simulate(SimulateOptions options) {
         ForTerminal(fmt::format("{} requests {}; the KV cache of a replica has room for {} tokens; one that keeps all would find "
                                 "{:.1f}% of prompts\n{}",
                                 trace.requests().size(), model.Describe(), model.server.kv_tokens, 100 * endless, kHead))));
+  int64_t refused = 0;  // the same ones in every row
   CatchFirstInterrupt();
   ProgressLine progress(ProgressLine::WithoutTerminal::kPlainLines);
   for (const int32_t replicas : options.replicas) {
@@ -164,12 +180,18 @@ Result<ExitCode> Simulate(SimulateOptions options) {
       });
       progress.Clear();
       if (Interrupted()) return ExitCode::kInterrupted;
+      refused = result.refused;
       report["rows"].push_back(ToJson(result, replicas, policy));
       if (!options.json) COPPICE_RETURN_IF_ERROR(Print(ForTerminal(Row(result, replicas, policy))));
       if (!options.out.empty()) COPPICE_RETURN_IF_ERROR(WriteFile(options.out, FormatOutcomes(trace, result)));
     }
   }
-  if (options.json) COPPICE_RETURN_IF_ERROR(Print(report.dump() + "\n"));
+  if (options.json) {
+    COPPICE_RETURN_IF_ERROR(Print(report.dump() + "\n"));
+  } else if (refused > 0) {
+    spdlog::warn("{} of {} requests do not fit the KV cache of a replica and are left out; raise --kv-cache", refused,
+                 trace.requests().size());
+  }
   return ExitCode::kOk;
 }
 
@@ -181,7 +203,7 @@ void AddTraceOptions(CLI::App& command, SimulateOptions* options) {
   command.add_option("--chats", options->chats, "In place of a trace: so many requests of a mix of chats")
       ->check(CLI::Range(int64_t{1}, int64_t{100} << 20));
   command.add_option("--rate", options->mix.rate, "--chats: requests a second of all, in the mean (Poisson)")
-      ->check(CLI::PositiveNumber)
+      ->check(AboveZero())
       ->capture_default_str();
   command.add_option("--turns", options->mix.turns, "--chats: turns of a conversation, in the mean")
       ->check(CLI::Range(1.0, 1000.0))
@@ -229,7 +251,7 @@ Command AddSimulateCommand(CLI::App& app) {
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   command->add_option("--request-seconds", server.request_seconds, "What a request takes beside its steps, such as its HTTP")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command->add_option("--out", options->out, "Write what became of each request to this file as JSON lines; -: print it")
       ->check(NotEmpty());

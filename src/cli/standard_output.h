@@ -1,4 +1,4 @@
-// What a command prints, and the file descriptors it prints to. Text that cannot be written, to a full disk or a closed descriptor,
+// A command's output, and its file descriptors. Text that cannot be written, to a full disk or a closed descriptor,
 // is an error, never silence.
 // Layer: cli.
 #pragma once

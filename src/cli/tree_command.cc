@@ -68,7 +68,7 @@ ordered_json Names(const std::vector<SampleId>& samples) {
   return names;
 }
 
-// What a sample was told since the last answer that had it.
+// A sample's events since the last answer that had it.
 struct News {
   std::vector<int32_t> token_ids;
   std::vector<float> logprobs;
@@ -156,8 +156,8 @@ TreeSession::Answer TreeSession::Start(const json& line, BodyError* error) {
   std::optional<openai::OpenAiRequest> parsed = parser_.Parse(openai::Endpoint::kCompletions, body, error);
   if (!parsed) return std::nullopt;
   if (parsed->stream || parsed->rank || parsed->deduplicate || parsed->vote || parsed->request.n != parsed->choices) {
-    return Refuse(InvalidArgument("stream, rank, dedup, vote and best_of are of answers that come whole: leave them out, a tree's "
-                                  "samples are told by step and wait"),
+    return Refuse(InvalidArgument("stream, rank, dedup, vote and best_of are of answers that come whole: leave them out, step "
+                                  "and wait report a tree's samples"),
                   error);
   }
   Result<std::vector<int32_t>> ids = parser_.Encode(*parsed);
@@ -299,7 +299,7 @@ Result<bool> Answer(TreeSession* session, const LineReader::Line& line) {
   } else if (const Result<json> parsed = ParseJson(line.text); parsed.ok()) {
     answer = session->Do(*parsed, &error);
   } else {
-    error.status = InvalidArgument("the line " + parsed.status().message());
+    error.status = InvalidArgument(parsed.status().message());
   }
   ordered_json printed = answer ? *std::move(answer) : openai::ErrorBody(error.status, error.param);
   printed["line"] = line.number;
@@ -308,13 +308,13 @@ Result<bool> Answer(TreeSession* session, const LineReader::Line& line) {
 }
 
 Result<ExitCode> Grow(TreeOptions options) {
-  options.engine.event_thread = false;  // what a step gives is told by its own answer
+  options.engine.event_thread = false;  // a step's own answer reports its events
   COPPICE_RETURN_IF_ERROR(Validate(options.engine));
   COPPICE_ASSIGN_OR_RETURN(LineReader reader,
                            options.input == "-" ? LineReader::OpenStandardInput() : LineReader::Open(options.input, "the script"));
   COPPICE_ASSIGN_OR_RETURN(options.engine.model_path, hub::FindModel(options.engine.model_path));
   COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(options.engine));
-  TellNotes(*engine);
+  ReportNotes(*engine);
   const ModelInfo& model = engine->model_info();
   const int32_t max_context = options.engine.max_context > 0 ? options.engine.max_context : model.context_length;
   const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->model_info().tokenizer_status,

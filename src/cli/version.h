@@ -1,4 +1,4 @@
-// What `coppice --version` prints: the version, and what decides how fast and on what it runs. Layer: cli.
+// The text of `coppice --version`: the version, and what decides how fast and on what it runs. Layer: cli.
 #pragma once
 
 #include <string>

@@ -5,7 +5,7 @@
 
 namespace coppice {
 
-// What the system could give without swapping, or what RLIMIT_AS leaves of the address space if that is less; 0 if neither is
+// Bytes that the system could give without swapping, or what RLIMIT_AS leaves of the address space if that is less; 0 if neither is
 // known.
 int64_t AvailableMemoryBytes();
 

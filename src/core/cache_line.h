@@ -1,4 +1,4 @@
-// What kernels and hot structures know of the caches. Layer: core.
+// The caches, for kernels and hot structures. Layer: core.
 #pragma once
 
 namespace coppice {

@@ -1,7 +1,10 @@
 #include "core/communicator.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "core/await_change.h"
 #include "core/check.h"
@@ -10,13 +13,29 @@
 namespace coppice {
 namespace {
 
+// The weight of each state in their merge: out = sum of weight * out.
+void WeighStates(std::span<const float> lse, std::span<float> weights) {
+  const float most = *std::max_element(lse.begin(), lse.end());
+  float sum = 0;
+  for (size_t i = 0; i < lse.size(); ++i) {
+    weights[i] = most == -INFINITY ? 0.0f : std::exp(lse[i] - most);
+    sum += weights[i];
+  }
+  for (float& weight : weights) weight = sum > 0 ? weight / sum : 0.0f;
+}
+
 class SingleRank final : public Communicator {
  public:
   int rank() const override { return 0; }
   int size() const override { return 1; }
   Status AllReduce(DeviceTensor, Stream) override { return OkStatus(); }
-  Status AllGather(ConstDeviceTensor part, DeviceTensor all, Stream) override {
+  Status Gather(ConstDeviceTensor part, DeviceTensor all, Stream) override {
     COPPICE_CHECK(part.data == all.data);  // the part is all there is, where it is
+    return OkStatus();
+  }
+  Status AllGather(ConstDeviceTensor part, DeviceTensor all, Stream stream) override { return Gather(part, all, stream); }
+  Status MergeStates(const PartialStates& states, DeviceTensor merged, Stream) override {
+    COPPICE_CHECK(states.out.data == merged.data);  // the part is all there is, where it is
     return OkStatus();
   }
   Status Broadcast(void*, int64_t, Stream) override { return OkStatus(); }
@@ -33,10 +52,11 @@ class ThreadGroup final : public CommunicatorGroup {
 
  private:
   friend class ThreadCommunicator;
-  // What a rank shows the others while they are between two barriers.
+  // Tensors that a rank shows the others while they are between two barriers.
   struct alignas(kCacheLine) Shown {
     const void* data = nullptr;
     int64_t stride = 0;
+    ConstDeviceTensor lse;  // beside what is merged
   };
 
   const std::vector<Executor*> executors_;
@@ -64,7 +84,8 @@ class ThreadCommunicator final : public Communicator {
     return group_.Barrier();
   }
 
-  Status AllGather(ConstDeviceTensor part, DeviceTensor all, Stream) override {
+  Status AllGather(ConstDeviceTensor part, DeviceTensor all, Stream stream) override { return Gather(part, all, stream); }
+  Status Gather(ConstDeviceTensor part, DeviceTensor all, Stream) override {
     COPPICE_RETURN_IF_ERROR(Show(part.data, part.stride));
     if (all.data != nullptr) {
       const int64_t element = static_cast<int64_t>(SizeOf(all.dtype));
@@ -81,6 +102,20 @@ class ThreadCommunicator final : public Communicator {
     return group_.Barrier();
   }
 
+  Status MergeStates(const PartialStates& states, DeviceTensor merged, Stream) override {
+    COPPICE_DCHECK(states.ranks.count <= kMostMerged && states.out.dtype == merged.dtype && states.lse.dtype == DType::kF32);
+    group_.shown_[rank_] = {.data = states.out.data, .stride = states.out.stride, .lse = states.lse};
+    COPPICE_RETURN_IF_ERROR(group_.Barrier());
+    executor().ParallelFor(merged.rows, [&](int64_t row, int) {
+      switch (merged.dtype) {
+        case DType::kF32: return MergeRow<float>(states, row, merged);
+        case DType::kBF16: return MergeRow<BF16>(states, row, merged);
+        case DType::kF16: return MergeRow<F16>(states, row, merged);
+      }
+    });
+    return group_.Barrier();
+  }
+
   Status Broadcast(void* data, int64_t bytes, Stream) override {
     COPPICE_RETURN_IF_ERROR(Show(data, bytes));
     if (rank_ != 0) std::memcpy(data, group_.shown_[0].data, bytes);
@@ -88,13 +123,49 @@ class ThreadCommunicator final : public Communicator {
   }
 
  private:
+  static constexpr int kMostMerged = 64;
   static constexpr int64_t kTaskElements = 1 << 14;  // 64 KB: shorter tasks cost more to hand out than they save
 
   Executor& executor() { return *group_.executors_[rank_]; }
 
   Status Show(const void* data, int64_t stride) {
-    group_.shown_[rank_] = {data, stride};
+    group_.shown_[rank_] = {.data = data, .stride = stride};
     return group_.Barrier();
+  }
+
+  // Of one row, this rank's heads; Element: float, BF16 or F16.
+  template <class Element>
+  void MergeRow(const PartialStates& states, int64_t row, const DeviceTensor& merged) {
+    const auto value = [](Element x) {
+      if constexpr (std::is_same_v<Element, float>)
+        return x;
+      else
+        return x.ToFloat();
+    };
+    const auto [first, count] = states.ranks;
+    const int64_t heads = states.lse.cols / count, head_dim = merged.cols / heads, own = rank_ - first;
+    std::array<float, kMostMerged> lse, weights;
+    for (int64_t head = 0; head < heads; ++head) {
+      for (int i = 0; i < count; ++i) {
+        const ConstDeviceTensor& from = group_.shown_[first + i].lse;
+        lse[i] = static_cast<const float*>(from.data)[row * from.stride + own * heads + head];
+      }
+      WeighStates(std::span(lse).first(count), std::span(weights).first(count));
+      Element* const to = static_cast<Element*>(merged.data) + row * merged.stride + head * head_dim;
+      for (int64_t d = 0; d < head_dim; ++d) {
+        float sum = 0;
+        for (int i = 0; i < count; ++i) {
+          if (weights[i] == 0) continue;  // `out` may hold anything
+          const ThreadGroup::Shown& from = group_.shown_[first + i];
+          sum += weights[i] *
+                 value(static_cast<const Element*>(from.data)[row * from.stride + own * merged.cols + head * head_dim + d]);
+        }
+        if constexpr (std::is_same_v<Element, float>)
+          to[d] = sum;
+        else
+          to[d] = Element::FromFloat(sum);
+      }
+    }
   }
 
   void AddUp(int64_t begin, int64_t end) {

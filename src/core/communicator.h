@@ -1,4 +1,4 @@
-// What the ranks of one model say to each other within a step: each holds a part of every layer, and all make the same calls in the
+// The exchange of a model's ranks within a step: each holds a part of every layer, and all make the same calls in the
 // same order. Layer: core.
 #pragma once
 
@@ -16,6 +16,22 @@
 
 namespace coppice {
 
+// Ranks that follow each other.
+struct RankRun {
+  int first = 0, count = 1;
+
+  int last() const { return first + count - 1; }
+};
+
+// Attention states (out normalised, lse a natural logarithm) of the rows that `ranks` have in common, each over its own part of KV.
+// The heads of rank first + i are the i-th of `count` equal runs of columns of `out` and of `lse`. lse -inf: the part has nothing
+// that the row sees, whatever `out` holds.
+struct PartialStates {
+  RankRun ranks;
+  ConstDeviceTensor out;  // [rows, count * heads * head_dim]
+  ConstDeviceTensor lse;  // [rows, count * heads] f32
+};
+
 // A rank's end. Thread-compatible: a rank is one thread. Calls are in stream order; an error is that of the rank that failed first,
 // whichever rank it is (CommunicatorGroup::Abort).
 class Communicator {
@@ -27,9 +43,15 @@ class Communicator {
   // `x`, f32 without gaps and of one shape on all ranks, becomes the sum over ranks. The sum is f32 in the order of the ranks: the
   // same bits on every rank and in every run.
   virtual Status AllReduce(DeviceTensor x, Stream stream) = 0;
-  // `all` becomes the parts of all ranks side by side, as many columns as it has. A rank may give an `all` without memory: its part
-  // counts, and it receives nothing.
+  // `all` of the first rank, f32, becomes the parts of all ranks side by side, as many columns as it has. The others give an `all`
+  // without memory.
+  virtual Status Gather(ConstDeviceTensor part, DeviceTensor all, Stream stream) = 0;
+  // The same on all ranks, of whole parts without gaps and of any dtype, a rank's row of whole words of 4 bytes.
   virtual Status AllGather(ConstDeviceTensor part, DeviceTensor all, Stream stream) = 0;
+  // `merged`, [rows, heads * head_dim] of the dtype of states.out, becomes the attention of this rank's heads over all of KV: the
+  // states that states.ranks have of them, this rank among them, merged in f32 and in the order of the ranks. Each rank calls it,
+  // with as many rows and, of one run of ranks, the same shapes.
+  virtual Status MergeStates(const PartialStates& states, DeviceTensor merged, Stream stream) = 0;
   // The first rank's `bytes` at `data`, device memory, become those of all.
   virtual Status Broadcast(void* data, int64_t bytes, Stream stream) = 0;
   // Returns once all ranks have called it, whatever their streams do.
@@ -54,7 +76,7 @@ class CommunicatorGroup {
 
   // Ends the calls of all ranks, those that wait and those that come, with the first status that is given here.
   void Abort(const Status& status);
-  // What Abort was given first; OK without one.
+  // The status of the first Abort; OK without one.
   Status status() const;
   // Undoes Abort. REQUIRES: no rank is within a call.
   void Reset();
@@ -66,7 +88,7 @@ class CommunicatorGroup {
   Status Barrier();
 
  private:
-  // What Reset means to devices.
+  // The devices' part of Reset.
   virtual void OnReset() {}
 
   const int size_;

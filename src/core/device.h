@@ -125,8 +125,8 @@ class Device {
   virtual Status Launch(const Graph& graph, Stream stream) = 0;
 };
 
-// What `enqueue` puts on `stream`, recorded and not done. After an error too, of memory among them, the stream has left the
-// capture.
+// The work that `enqueue` puts on `stream`, recorded and not done. After an error too, of memory among them, the stream has left
+// the capture.
 Result<std::unique_ptr<Graph>> CaptureGraph(Device& device, Stream stream, const std::function<Status()>& enqueue);
 
 }  // namespace coppice

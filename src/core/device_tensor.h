@@ -1,4 +1,4 @@
-// Views of device memory: what a kernel is given. A view neither owns nor says which device; whoever passes it knows. Typed apart
+// Views of device memory: what a kernel is given. A view neither owns nor says which device; its caller knows. Typed apart
 // from the host's MatrixView and std::span, so that mixing the two does not compile; on a CPU, device memory is host memory and
 // HostView gives the one for the other.
 // Layer: core.

@@ -1,4 +1,4 @@
-// What the system refuses to give, memory or threads, as a Status instead of an exception. Public functions that may run out of
+// The system's refusal of memory or threads, as a Status instead of an exception. Public functions that may run out of
 // either put their bodies into CatchExhaustion, so that a request or a command ends and the process goes on.
 // Layer: core.
 #pragma once
@@ -19,7 +19,7 @@ Status OutOfMemory(std::string_view doing) noexcept;
 // The system refused a thread or a lock.
 Status RefusedBySystem(std::string_view doing, const std::error_code& why) noexcept;
 
-// What `body`, a function that returns a Status or a Result, returns. RESOURCE_EXHAUSTED where it ran out of memory or threads;
+// The result of `body`, a function that returns a Status or a Result. RESOURCE_EXHAUSTED where it ran out of memory or threads;
 // `doing` completes "out of memory while ...". Takes no memory of its own where there is none.
 template <class Body>
 auto CatchExhaustion(std::string_view doing, Body&& body) -> decltype(std::forward<Body>(body)()) {

@@ -34,7 +34,7 @@ TEST(CatchExhaustion, SaysWhatRanOut) {
   EXPECT_THAT(threads.message(), HasSubstr("thread"));
 }
 
-// What operator new calls, by hand: that of a sanitizer ends the process instead.
+// Calls the new-handler as operator new does: a sanitizer's operator new ends the process instead.
 void FindNoMemory() { std::get_new_handler()(); }
 
 TEST(MemoryPatience, EndsWhenItsTimeIsOver) {

@@ -39,7 +39,7 @@ struct RegularFile {
   FileDescriptor file;
   size_t size = 0;  // bytes
 };
-// Opens a file to be read, and waits for nobody where there is a pipe. NOT_FOUND: there is none; INVALID_ARGUMENT with the system's
+// Opens a file to be read; at a pipe it waits for no writer. NOT_FOUND: there is none; INVALID_ARGUMENT with the system's
 // reason, or for what is no regular file.
 Result<RegularFile> OpenRegularFile(const std::string& path, Links links = Links::kFollowed);
 // The whole of it. Errors as OpenRegularFile, and INVALID_ARGUMENT for one of more than `max_bytes`.
@@ -47,8 +47,8 @@ Result<std::string> ReadRegularFile(const std::string& path, size_t max_bytes, L
 
 // Makes a folder that is its owner's alone (0700), and those above it as the umask says. One that is there stays as it is.
 Status MakePrivateFolder(const std::string& path);
-// What users other than its owner (this process's or root) may do with a file or folder: read it, and write to it or, in a folder,
-// make and remove files.
+// Access to a file or folder that users other than its owner (this process's or root) have: to read it, and to write to it or, in a
+// folder, make and remove files.
 struct OthersAccess {
   bool read = false, write = false;
 };

@@ -117,7 +117,7 @@ TEST_F(FileTest, ReadsRegularFilesOnly) {
   fs::create_symlink("file", Path("link"));
   EXPECT_EQ(ReadRegularFile(Path("link"), 4).value(), "text");
   EXPECT_THAT(ReadRegularFile(Path("link"), 4, Links::kRefused).status().message(), HasSubstr("a symbolic link"));
-  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);  // that nobody writes to: nothing waits for that
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);  // without a writer: nothing waits for one
   EXPECT_THAT(ReadRegularFile(Path("pipe"), 4).status().message(), HasSubstr("a pipe"));
   EXPECT_THAT(ReadRegularFile(folder_.string(), 4).status().message(), HasSubstr("a folder"));
   EXPECT_THAT(ReadRegularFile("/dev/zero", 4).status().message(), HasSubstr("a device"));

@@ -186,7 +186,7 @@ Result<Json> ParseWith(std::string_view text, StrictBuilder<Json>* builder, Sax*
     return DataLoss("not valid JSON: a NUL byte at offset " + std::to_string(nul));
   const bool parsed = Json::sax_parse(text.begin(), text.end(), sax);
   COPPICE_RETURN_IF_ERROR(builder->status());
-  COPPICE_CHECK(parsed);  // whoever stops the parse says why
+  COPPICE_CHECK(parsed);  // the callback that stops the parse says why
   return std::move(builder->value());
 }
 

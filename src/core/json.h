@@ -23,7 +23,7 @@ Result<nlohmann::json> ParseJson(std::string_view text);
 inline constexpr size_t kMaxOrderedMembers = 512;
 
 // The value at the end of `path`, names of members from the root on, its members in the order of the text; null if there is none.
-// What is beside the path is read for its syntax alone. Errors as ParseJson, and INVALID_ARGUMENT for an object of more than
+// Text beside the path is read for its syntax alone. Errors as ParseJson, and INVALID_ARGUMENT for an object of more than
 // kMaxOrderedMembers.
 Result<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, std::span<const std::string_view> path = {});
 

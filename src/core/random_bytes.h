@@ -1,4 +1,4 @@
-// Numbers that nobody can foretell. Layer: core.
+// Unpredictable numbers. Layer: core.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace coppice {
 
 // Fills `bytes` from the system's generator. Thread-safe.
 void DrawRandom(std::span<std::byte> bytes);
-// As 2 x `bytes` hex digits: 16 bytes name what nobody may guess and nothing else has, 32 are a key.
+// As 2 x `bytes` hex digits: 16 bytes are a unique name that cannot be guessed, 32 are a key.
 std::string RandomHex(size_t bytes);
 
 }  // namespace coppice

@@ -58,7 +58,7 @@ void ThreadPool::RunOne(int64_t index, int worker) {
   }
 }
 
-// The caller waits for indices that were handed out, never for workers: one that the system has not scheduled yet holds nobody up.
+// The caller waits for indices that were handed out, never for workers: one that the system has not scheduled yet delays no caller.
 void ThreadPool::Drain(int worker) {
   for (int64_t left = left_.load(std::memory_order_acquire); left > 0;) {
     if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) continue;

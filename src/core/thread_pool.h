@@ -35,7 +35,7 @@ class ThreadPool final : public Executor {
 
   int num_workers() const override { return static_cast<int>(threads_.size()) + 1; }
   // Runs task.Run(i, worker) for each i in [0, count) once, in increasing order of start, dynamically; returns when all are done.
-  // What a task throws on any worker is thrown here then; of several exceptions one.
+  // An exception of a task on any worker is thrown here then; of several exceptions one.
   void ParallelFor(int64_t count, TaskRef task) override;
 
  private:

@@ -63,11 +63,11 @@ bool AdmissionOrder::BeforeInText::operator()(const Sequence* a, const Sequence*
 void AdmissionOrder::Add(Sequence* sequence) {
   RequestState& request = *sequence->request;
   const Request& params = request.params;
-  request.turn = turns_.Join(params.share_of, request.prompt_length() + int64_t{params.n} * params.max_tokens);
+  request.virtual_start = turns_.Join(params.share_of, request.prompt_length() + int64_t{params.n} * params.max_tokens);
   const auto before = [&](const Sequence* other) {
     const RequestState& ahead = *other->request;
     return ahead.has_begun() || ahead.params.priority > params.priority ||
-           (ahead.params.priority == params.priority && ahead.turn <= request.turn);
+           (ahead.params.priority == params.priority && ahead.virtual_start <= request.virtual_start);
   };
   auto place = line_.end();
   while (place != line_.begin() && !before(*std::prev(place))) --place;
@@ -181,11 +181,11 @@ void AdmissionOrder::KeepPlacesFor(const Sequence& sequence) {
 
 void AdmissionOrder::Admitted(Sequence* sequence) {
   // As long as earlier turns wait, it is theirs: a newcomer stands beside them, not behind all that a group has overtaken.
-  int64_t turn = sequence->request->turn;
+  int64_t virtual_start = sequence->request->virtual_start;
   for (const Candidate& candidate : candidates_) {
-    if (candidate.sequence->text_group) turn = std::min(turn, candidate.sequence->request->turn);
+    if (candidate.sequence->text_group) virtual_start = std::min(virtual_start, candidate.sequence->request->virtual_start);
   }
-  turns_.Serve(turn);
+  turns_.Serve(virtual_start);
   const bool called = sequence->arrival <= sequence->called_until;
   const uint64_t calls_until = called ? sequence->called_until : arrivals_;
   for (const Candidate& candidate : candidates_) {
@@ -196,7 +196,7 @@ void AdmissionOrder::Admitted(Sequence* sequence) {
   line_.erase(std::ranges::find(line_, sequence));
   const bool is_new = sequence->text_group != nullptr;
   LeaveTexts(sequence);
-  // What the other candidates share with it runs now. All of a text that ran before has been told to them.
+  // The text that the other candidates share with it runs now. They know all of a text that ran before.
   if (taken_.overlap.running < sequence->length()) {
     const std::span<const int32_t> tokens = sequence->Tokens(&scratch_);
     const CacheSalt salt = SaltOf(*sequence);

@@ -1,8 +1,9 @@
 // In which order sequences that wait are taken in. Its policies by name, each decisive where those before it say nothing:
-//   line      by priority, then by turn: fair between names (fair_queue.h), first come first served within one. A sequence that was
+//   line      by priority, then by virtual start: fair between names (fair_queue.h), first come first served within one. A sequence
+//   that was
 //             admitted before and gave way, and samples of a prompt that is computed, stand before all new ones.
-//   window    the first kWindow in line that may come now are compared, and with them the followers: of all that wait, wherever
-//   they
+//   window    the first kWindow in the queue that may come now are compared, and with them the followers: of all that wait,
+//   wherever they
 //             stand, those next to what was admitted in the order of texts. Bounds the cost of matching prompts.
 //   aged      one that was overtaken for long goes first, so that none starves.
 //   sharing   within a priority, what shares most with running samples, then what finds most in the cache: the one is read once for
@@ -24,7 +25,7 @@
 
 namespace coppice {
 
-// New sequences in line that have the same text, salt, tenant and name.
+// New sequences in the queue that have the same text, salt, tenant and name.
 struct TextGroup {
   int32_t forks = 0;      // of all of them
   uint64_t kept_for = 0;  // the last round that kept places for them
@@ -41,7 +42,7 @@ class AdmissionOrder {
   const std::deque<Sequence*>& line() const { return line_; }
   // A new request's first sequence. O(log n) comparisons of texts, and of turns as many as stand behind it.
   void Add(Sequence* sequence);
-  // One that was admitted before, or a sample of a prompt that was: behind the first `place` in line.
+  // One that was admitted before, or a sample of a prompt that was: behind the first `place` in the queue.
   void AddToFront(Sequence* sequence, size_t place = 0);
   // One of a request that has begun: behind all of those, before all new ones.
   void AddBehindBegun(Sequence* sequence);
@@ -52,7 +53,7 @@ class AdmissionOrder {
 
   struct Candidate {
     Sequence* sequence = nullptr;
-    int32_t place = 0;  // in line; of followers behind the window, behind all others
+    int32_t place = 0;  // in the queue; of followers behind the window, behind all others
     bool aged = false;
     KvCache::Overlap overlap{};  // with the tree, and with what was admitted in this round
   };
@@ -74,7 +75,7 @@ class AdmissionOrder {
     if (candidates_.size() > 1) FindOverlaps();  // one needs no comparison
   }
   bool has_candidates() const { return !candidates_.empty(); }
-  // The best candidate, which is one no longer; of equals the first in line. REQUIRES: there is one.
+  // The best candidate, which is one no longer; of equals the first in the queue. REQUIRES: there is one.
   Candidate TakeBest();
   // Whether the free places are kept for groups. A sequence whose whole text runs already belongs to one.
   bool KeepsPlacesFrom(const Candidate& candidate) const {
@@ -120,7 +121,7 @@ class AdmissionOrder {
   const KvCache& cache_;
   FairQueue turns_;
   std::deque<Sequence*> line_;
-  TextOrder texts_;  // of new sequences in line
+  TextOrder texts_;  // of new sequences in the queue
   std::vector<Follower> followers_;
   std::vector<Candidate> candidates_;
   Candidate taken_;  // by TakeBest

@@ -78,7 +78,7 @@ void BeamSearch::EndBest(int64_t version) {
   KeepBestEnded();
 }
 
-// What has ended stays among the best `width`, with its noise, as long as nothing that goes on displaces it.
+// An ended continuation stays among the best `width`, by its noisy score, until one that goes on displaces it.
 void BeamSearch::EndDrawn(int64_t version) {
   for (const Candidate& candidate : candidates_) {
     if (const std::optional<FinishReason> end = EndOf(candidate)) {

@@ -18,7 +18,7 @@ class BeamSearch {
  public:
   struct Options {
     BeamOptions beams;
-    int32_t n = 1;                                  // outputs that are told
+    int32_t n = 1;                                  // outputs that are reported
     int32_t max_tokens = 0;                         // of an output; at least 1
     const std::vector<int32_t>* end_ids = nullptr;  // what ends an output; outlives the search
   };
@@ -27,7 +27,7 @@ class BeamSearch {
     int32_t beam = 0, token = 0;
     float logprob = 0, score = 0;
   };
-  // What a beam becomes: one that another has before it and a token behind that. A beam that goes on has itself before it.
+  // A beam's continuation: one that another has before it and a token behind that. A beam that goes on has itself before it.
   struct Move {
     int32_t beam = 0, parent = 0, token = 0;
   };

@@ -1,6 +1,6 @@
 // Beams on their way through the engine: what a step's selections mean for the sequences, pages and events of requests that search
 // with beams. A beam that is not gone on with gives up its branch, and one that has two children is forked (KvCache::Fork): whole
-// pages are shared, the open one is copied once for each further child. What goes on is beam_search.h's to decide.
+// pages are shared, the open one is copied once for each further child. beam_search.h decides which beams go on.
 // Layer: engine. docs/engine.md, "Beam search".
 #pragma once
 

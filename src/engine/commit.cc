@@ -108,7 +108,7 @@ void Committer::BeginDrawn(const ScheduledBatch::Entry& entry) {
   Sequence* const first = entry.sequence;
   RequestState* const request = first->request;
   const bool forked = request->forked;
-  survivors_.clear();
+  running_samples_.clear();
   for (int32_t i = 0; i < entry.num_draws; ++i) {
     const auto found = request->sequences.find(i);
     if (found == request->sequences.end()) continue;  // it was pruned
@@ -120,16 +120,16 @@ void Committer::BeginDrawn(const ScheduledBatch::Entry& entry) {
     if (forked && sequence->branch != kNoBranch) MarkComputed(sequence, entry.begin + entry.count);
     sequence->draws_under_way += !forked && sequence != first;
     if (Accept(sequence, entry.first_draw + i)) {
-      survivors_.push_back(sequence);
+      running_samples_.push_back(sequence);
     } else if (forked || sequence != first) {
       scheduler_.Finish(sequence);
     }
   }
   if (forked) return;
-  if (survivors_.empty()) {
+  if (running_samples_.empty()) {
     scheduler_.Finish(first);
   } else {
-    scheduler_.Fork(first, survivors_);
+    scheduler_.Fork(first, running_samples_);
   }
 }
 

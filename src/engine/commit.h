@@ -1,5 +1,5 @@
-// What a computed step means: tokens are added to samples, ends found, samples of a computed prompt begun, pages published to the
-// tree, events written. Also the other ends of samples: cancelled, late, failed.
+// The commit of a computed step: tokens are added to samples, ends found, samples of a computed prompt begun, pages published to
+// the tree, events written. Also the other ends of samples: cancelled, late, failed.
 // Layer: engine.
 #pragma once
 
@@ -58,7 +58,7 @@ class Committer {
   void FailBatch(const ScheduledBatch& batch, const Status& status);
 
  private:
-  // What is before kv index `computed` of the sequence is there, and shareable page by page while it runs.
+  // KV of the sequence before kv index `computed` is there, and shareable page by page while the sequence runs.
   void MarkComputed(Sequence* sequence, int32_t computed);
   void MarkAndPublish(Sequence* sequence, int32_t computed);
   // Adds what the step's plan spared the sequence.
@@ -95,7 +95,7 @@ class Committer {
   const int32_t max_context_;
   const ScheduledBatch* batch_ = nullptr;  // the step at hand
   StepResult result_;
-  std::vector<Sequence*> survivors_;
+  std::vector<Sequence*> running_samples_;
   std::vector<int32_t> accepted_;  // drafts of a sequence
   KeptScores kept_scores_;
 };

@@ -21,7 +21,7 @@ class ConstraintMasks {
   ConstraintMasks(Executor* executor, int32_t vocab_size) : executor_(executor), vocab_size_(vocab_size) {}
 
   using Clock = std::chrono::steady_clock;
-  // What the masks of one Request::share_of took.
+  // The time of the masks of one Request::share_of.
   struct Share {
     std::string_view share_of;
     int64_t cpu_ns = 0;  // written and read by several threads
@@ -36,7 +36,7 @@ class ConstraintMasks {
   Clock::duration PauseAfter(const Share& share) const;
 
  private:
-  // One who draws in this step, and the token that its state does not know yet (-1: it knows all).
+  // A sample that draws in this step, and the token that its state does not know yet (-1: it knows all).
   struct Member {
     const ScheduledBatch::Entry* entry = nullptr;
     SharedConstraint* state = nullptr;

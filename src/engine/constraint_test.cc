@@ -206,7 +206,7 @@ TEST(Constraint, StatesPartWhereOutputsDo) {
   }
 }
 
-TEST(Constraint, ASlowMaskEndsTheSamplesOfItsConstraintUnmaskedAndNobodyElses) {
+TEST(Constraint, ASlowMaskEndsTheSamplesOfItsConstraintUnmaskedAndNoOthers) {
   EngineHarness harness(ConfigOf(0));
   const auto slow = std::make_shared<CountedConstraint>([](const std::vector<int32_t>& tokens) { return tokens.size() == 4; });
   const auto quick = std::make_shared<ParityConstraint>(kVocab, kVocab);
@@ -290,7 +290,7 @@ TEST(Constraint, SlowMasksWaitForOthersAndNotForThemselves) {
   }
 }
 
-// What others ask for may need room that the one who waits has: then it goes on.
+// Other requests may need room that a waiting sample has: then it goes on.
 TEST(Constraint, SlowMasksDoNotWaitForWhatCannotRun) {
   EngineConfig config = ConfigOf(0);
   config.max_running = 1;

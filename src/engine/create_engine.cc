@@ -15,6 +15,7 @@
 #include "core/quoted.h"
 #include "engine/chunk_probe.h"
 #include "engine/engine_parts.h"
+#include "engine/kv_split.h"
 #include "engine/model_drafter.h"
 #include "engine/ngram_drafter.h"
 #include "engine/open_device.h"
@@ -128,16 +129,31 @@ std::vector<Executor*> ExecutorsOf(std::span<const RankPlace> places) {
   return executors;
 }
 
-// What of a rank does not depend on how many pages there are.
+// Of KV and q.
+struct AttentionDTypes {
+  DType kv, q;
+};
+AttentionDTypes DTypesOf(const Checkpoint& checkpoint, const EngineOptions& options, DeviceKind device) {
+  const DType dtype = options.dtype.value_or(SuitableDType(checkpoint, options, device));
+  return {.kv = dtype, .q = WantedDType(options).value_or(dtype)};
+}
+
+// The tokens of a page that a rank has; `sharers`: KvSplitChoice's.
+TokenStripe StripeOf(const Transformer& transformer, const EngineOptions& options, int32_t sharers) {
+  const auto index = static_cast<int32_t>(transformer.shard().IndexAtKvHead(transformer.config()));
+  return {.index = sharers == 1 ? 0 : index, .count = sharers, .page_size = options.page_size / sharers};
+}
+
+// The parts of a rank that do not depend on the number of pages.
 Result<ModelParts> LoadRank(const Checkpoint& checkpoint, const EngineOptions& options, int32_t max_logit_rows,
-                            std::unique_ptr<Device> device, const RankPlace& place, Communicator* communicator,
+                            std::unique_ptr<Device> device, const RankPlace& place, Communicator* communicator, int32_t sharers,
                             std::shared_ptr<DraftDistributions> distributions) {
   const bool on_cpu = device->kind() == DeviceKind::kCpu;
-  const DType dtype = options.dtype.value_or(SuitableDType(checkpoint, options, device->kind()));
+  const AttentionDTypes dtypes = DTypesOf(checkpoint, options, device->kind());
   ModelParts parts;
   parts.device = std::move(device);
-  COPPICE_ASSIGN_OR_RETURN(parts.transformer, Transformer::Create(checkpoint, {.dtype = WantedDType(options).value_or(dtype),
-                                                                               .kv_dtype = dtype,
+  COPPICE_ASSIGN_OR_RETURN(parts.transformer, Transformer::Create(checkpoint, {.dtype = dtypes.q,
+                                                                               .kv_dtype = dtypes.kv,
                                                                                .head_dtype = options.head_dtype,
                                                                                .keep_stored = KeepStoredOf(options.weights),
                                                                                .device = parts.device.get(),
@@ -146,20 +162,24 @@ Result<ModelParts> LoadRank(const Checkpoint& checkpoint, const EngineOptions& o
                                                                                .max_logit_rows = max_logit_rows,
                                                                                .max_context = options.max_context,
                                                                                .deterministic = options.deterministic,
+                                                                               .splits_tokens = sharers > 1,
                                                                                .attends = !options.experiment.without_attention}));
+  attention::PlanCapacity capacity = {.max_branches = options.max_running,
+                                      .max_queries = options.max_batch_tokens,
+                                      .max_page_slots = options.max_running * CeilDiv(options.max_context, options.page_size),
+                                      .page_size = options.page_size,
+                                      .device_images = on_cpu ? 1 : 2};
+  if (sharers > 1) {
+    const TokenStripe stripe = StripeOf(*parts.transformer, options, sharers);
+    parts.stripes = std::make_unique<StripedForest>(stripe, capacity);
+    capacity = StripedForest::CapacityOf(stripe, capacity);
+  }
   for (const attention::AttentionSpec& group : parts.transformer->attention_specs()) {
-    COPPICE_ASSIGN_OR_RETURN(
-        auto plan,
-        attention::AttentionPlan::Create(*place.context, group,
-                                         {.max_branches = options.max_running,
-                                          .max_queries = options.max_batch_tokens,
-                                          .max_page_slots = options.max_running * CeilDiv(options.max_context, options.page_size),
-                                          .page_size = options.page_size,
-                                          .device_images = on_cpu ? 1 : 2},
-                                         {.policy = PolicyOf(options.sharing),
-                                          .force_sharing = options.experiment.force_sharing,
-                                          .kinds = options.experiment.kinds,
-                                          .machine_model_path = options.machine_model_path}));
+    COPPICE_ASSIGN_OR_RETURN(auto plan, attention::AttentionPlan::Create(*place.context, group, capacity,
+                                                                         {.policy = PolicyOf(options.sharing),
+                                                                          .force_sharing = options.experiment.force_sharing,
+                                                                          .kinds = options.experiment.kinds,
+                                                                          .machine_model_path = options.machine_model_path}));
     parts.plans.push_back(std::move(plan));
   }
   if (!on_cpu && parts.transformer->shard().rank == 0) {
@@ -181,15 +201,18 @@ Status AddPages(const EngineOptions& options, int32_t num_pages, attention::Cont
   const ModelConfig& config = parts->transformer->config();
   const Shard& shard = parts->transformer->shard();
   const ShardRun heads = shard.KvHeads(config);
+  const bool by_tokens = parts->stripes != nullptr;
+  const TokenStripe stripe = by_tokens ? parts->stripes->stripe() : TokenStripe{.page_size = options.page_size};
   COPPICE_ASSIGN_OR_RETURN(parts->pool, KvPool::Create(parts->device.get(), context,
                                                        {.specs = parts->transformer->attention_specs(),
                                                         .layer_groups = parts->transformer->layer_groups(),
                                                         .num_pages = num_pages,
-                                                        .page_size = options.page_size,
+                                                        .page_size = stripe.page_size,
+                                                        .stripe = stripe,
                                                         .heads = {.first = static_cast<int32_t>(heads.begin),
                                                                   .count = static_cast<int32_t>(heads.count),
                                                                   .total = config.num_kv_heads,
-                                                                  .is_copy = shard.IndexAtKvHead(config) > 0}}));
+                                                                  .is_copy = !by_tokens && shard.IndexAtKvHead(config) > 0}}));
   COPPICE_ASSIGN_OR_RETURN(parts->inputs, StepInputs::Create(parts->device.get(), {.max_tokens = options.max_batch_tokens,
                                                                                    .max_logit_rows = options.max_batch_tokens,
                                                                                    .vocab_size = config.vocab_size,
@@ -198,7 +221,7 @@ Status AddPages(const EngineOptions& options, int32_t num_pages, attention::Cont
   return OkStatus();
 }
 
-// What the ranks on these devices say to each other goes by way of it.
+// The group by which the ranks on these devices communicate.
 Result<std::unique_ptr<CommunicatorGroup>> ConnectRanks(const ModelConfig& config, const EngineOptions& options,
                                                         std::span<const std::unique_ptr<Device>> devices,
                                                         std::span<const RankPlace> places) {
@@ -206,7 +229,8 @@ Result<std::unique_ptr<CommunicatorGroup>> ConnectRanks(const ModelConfig& confi
   std::vector<int> ordinals;
   for (const auto& device : devices) ordinals.push_back(device->ordinal());
   constexpr int64_t kMostBytes = int64_t{16} << 20;  // at a time; more would fill no link better
-  const int64_t max_bytes = std::min(int64_t{options.max_batch_tokens} * config.hidden_size * int64_t{sizeof(float)}, kMostBytes);
+  const int64_t widest = std::max(config.hidden_size, config.num_qo_heads * config.head_dim);  // of the rows of a call
+  const int64_t max_bytes = std::min(int64_t{options.max_batch_tokens} * widest * int64_t{sizeof(float)}, kMostBytes);
   Status status;
   if (!options.experiment.ranks_by_nccl) {
     Result<std::unique_ptr<CommunicatorGroup>> peers = ops::MakePeerGroup(ordinals, max_bytes);
@@ -218,9 +242,9 @@ Result<std::unique_ptr<CommunicatorGroup>> ConnectRanks(const ModelConfig& confi
   return Unavailable(status.message() + ". NCCL would do without, but: " + nccl.status().message());
 }
 
-// `options` are complete; max_context is at most the model's. `num_pages` 0: as options.kv_cache_bytes says. A rank for each device
-// and place.
-Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions& options, int32_t num_pages,
+// `options` are complete; max_context is at most the model's, page_size that of all ranks that divide the tokens of a page, as many
+// as `sharers`. `num_pages` 0: as options.kv_cache_bytes says. A rank for each device and place.
+Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions& options, int32_t sharers, int32_t num_pages,
                               std::vector<std::unique_ptr<Device>> devices, std::span<const RankPlace> places,
                               std::shared_ptr<DraftDistributions> distributions) {
   const ModelConfig& config = checkpoint.config();
@@ -233,12 +257,13 @@ Result<LoadedModel> LoadModel(const Checkpoint& checkpoint, const EngineOptions&
   COPPICE_RETURN_IF_ERROR(group->Run([&](int rank) -> Status {
     Communicator* const communicator = group->size() == 1 ? nullptr : &group->communicator(rank);
     COPPICE_ASSIGN_OR_RETURN(ranks[rank], LoadRank(checkpoint, options, max_logit_rows, std::move(devices[rank]), places[rank],
-                                                   communicator, rank == 0 ? distributions : nullptr));
+                                                   communicator, sharers, rank == 0 ? distributions : nullptr));
     return OkStatus();
   }));
   if (num_pages == 0) {
     const attention::AttentionSpec& spec = ranks.front().transformer->attention_specs().front();
-    COPPICE_ASSIGN_OR_RETURN(num_pages, NumPages(ranks, options, KvPool::BytesPerPage(spec, config.num_layers, options.page_size)));
+    const int64_t bytes_of_rank = KvPool::BytesPerPage(spec, config.num_layers, options.page_size / sharers);
+    COPPICE_ASSIGN_OR_RETURN(num_pages, NumPages(ranks, options, bytes_of_rank));
   }
   LoadedModel loaded;
   COPPICE_ASSIGN_OR_RETURN(loaded.cache, KvCache::Create({.num_pages = num_pages,
@@ -282,7 +307,7 @@ Status CheckSameVocabulary(const Checkpoint& target, const Checkpoint& draft, co
   return OkStatus();
 }
 
-// Where a draft model tells the target what it drew from; null without one.
+// Where a draft model writes its distributions for the target; null without one.
 Result<std::shared_ptr<DraftDistributions>> MakeDistributions(const EngineOptions& options, int32_t vocab_size, bool on_cpu,
                                                               ThreadPool* threads) {
   if (options.draft != DraftMode::kModel) return std::shared_ptr<DraftDistributions>();
@@ -305,8 +330,8 @@ Result<std::unique_ptr<Drafter>> MakeDrafter(const Checkpoint& target, const Eng
   options.max_context = std::min(options.max_context, checkpoint->config().longest_context());
   const std::vector<RankPlace> places = PlacesOf(parts);
   COPPICE_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, OpenDevices(options, ExecutorsOf(places)));
-  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, parts.cache->usage().pages_total, std::move(devices),
-                                                         places, std::move(distributions)));
+  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, /*sharers=*/1, parts.cache->usage().pages_total,
+                                                         std::move(devices), places, std::move(distributions)));
   return std::unique_ptr<Drafter>(new ModelDrafter({.cache = std::move(loaded.cache),
                                                     .runner = std::move(loaded.runner),
                                                     .max_batch_tokens = options.max_batch_tokens,
@@ -360,6 +385,21 @@ Status CompleteOptions(const ModelConfig& config, EngineOptions* options) {
   return OkStatus();
 }
 
+// The ranks that divide the tokens of a KV head; a page has the tokens of all of them.
+Result<int32_t> SplitKv(const Checkpoint& checkpoint, std::span<const std::unique_ptr<Device>> devices, EngineParts* parts) {
+  const auto [kv, q] = DTypesOf(checkpoint, parts->options, devices.front()->kind());
+  COPPICE_ASSIGN_OR_RETURN(const KvSplitChoice choice, ChooseKvSplit({.config = checkpoint.config(),
+                                                                      .options = parts->options,
+                                                                      .ranks = static_cast<int>(devices.size()),
+                                                                      .q_dtype = q,
+                                                                      .kv_dtype = kv},
+                                                                     *parts->context));
+  parts->options.kv_split = choice.split;
+  parts->options.page_size *= choice.sharers;
+  parts->kv_split_reason = choice.reason;
+  return choice.sharers;
+}
+
 void TakeTokenizer(const Checkpoint& checkpoint, EngineParts* parts) {
   Result<std::unique_ptr<Tokenizer>> tokenizer = checkpoint.MakeTokenizer();
   parts->tokenizer_status = tokenizer.status();
@@ -385,7 +425,7 @@ Result<std::unique_ptr<Checkpoint>> OpenCheckpoint(const EngineOptions& options)
   return options.experiment.random_weights ? MakeRandomCheckpoint(options.model_path) : Checkpoint::Open(options.model_path);
 }
 
-// Tells of each tensor that a rank has read.
+// Reports each tensor that a rank has read.
 std::function<void(const StoredTensor&)> CountLoaded(const TensorMap& tensors, size_t ranks, LoadProgress progress) {
   struct Count {
     std::mutex mutex;
@@ -429,8 +469,9 @@ Result<EngineParts> LoadEngineParts(const EngineOptions& given, LoadProgress pro
   if (options.steps_ahead == kAutoStepsAhead) options.steps_ahead = on_cpu ? 0 : 1;
   COPPICE_ASSIGN_OR_RETURN(const std::shared_ptr<DraftDistributions> distributions,
                            MakeDistributions(options, config.vocab_size, on_cpu, parts.threads.get()));
-  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded,
-                           LoadModel(*checkpoint, options, /*num_pages=*/0, std::move(devices), PlacesOf(parts), distributions));
+  COPPICE_ASSIGN_OR_RETURN(const int32_t sharers, SplitKv(*checkpoint, devices, &parts));
+  COPPICE_ASSIGN_OR_RETURN(LoadedModel loaded, LoadModel(*checkpoint, options, sharers, /*num_pages=*/0, std::move(devices),
+                                                         PlacesOf(parts), distributions));
   parts.cache = std::move(loaded.cache);
   parts.runner = std::move(loaded.runner);
   COPPICE_ASSIGN_OR_RETURN(parts.drafter, MakeDrafter(*checkpoint, parts, distributions));
@@ -452,7 +493,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, LoadPro
   return MakeEngine(std::move(parts));
 }
 
-// Tokens that are whole characters wherever they stand: each makes text as soon as it comes. None without a tokenizer.
+// Tokens that are whole characters wherever they stand: each makes text as soon as it comes. Empty where there is no tokenizer.
 std::vector<int32_t> TextTokens(const Tokenizer* tokenizer, int32_t vocab_size) {
   std::vector<int32_t> tokens;
   for (int32_t id = 0; tokenizer && id < vocab_size; ++id) {
@@ -487,7 +528,7 @@ Result<std::unique_ptr<Engine>> MakeNullEngine(const EngineOptions& given, std::
   return MakeEngine(std::move(parts));
 }
 
-// What may refuse the options before a file of the model is opened.
+// Checks that may refuse the options before a file of the model is opened.
 Status BeginWith(const EngineOptions& options) {
   COPPICE_RETURN_IF_ERROR(ValidateOptions(options));
   return options.forest_listener ? options.forest_listener->Begin() : OkStatus();

@@ -24,7 +24,7 @@ int32_t Draft::DepthOf(int32_t i) const {
   return depth;
 }
 
-int32_t Draft::ChainLength() const {
+int32_t Draft::LinearLength() const {
   int32_t length = 0;
   while (length < size() && parents[length] == length - 1) ++length;
   return length;

@@ -7,7 +7,7 @@ namespace {
 
 // A round decides alone if one way is this much cheaper.
 constexpr double kClearly = 1.15;
-// What is kept stays unless the other way is this much cheaper.
+// The current way stays unless the other one is this much cheaper.
 constexpr double kBetter = 1.02;
 // A pause without drafts ends where the forecast is so much better than what they cost, after so many steps.
 constexpr double kPromises = 1.1;

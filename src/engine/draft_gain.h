@@ -1,7 +1,6 @@
-// Whether drafting pays, by measurement: what a token costs in steps with drafts and in steps without, compared now and then, apart
-// for each size of a step. What a draft saves depends on the text, and what its rows cost on the device, the model and how many
-// samples decode, so a rule from sizes alone is wrong somewhere (docs/engine.md, "When they pay").
-// Layer: engine.
+// Whether drafting saves time, by measurement: what a token costs in steps with drafts and in steps without, compared now and then,
+// apart for each size of a step. A draft's saving depends on the text, and the cost of its rows on the device, the model and how
+// many samples decode, so a rule from sizes alone is wrong somewhere (docs/engine.md, "When they save time"). Layer: engine.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +14,8 @@ namespace coppice {
 // Steps that ask for drafts are measured as they come, those for which nothing can be guessed too: no step is launched ahead of one
 // that asks, which costs a GPU's engine time whatever comes of it.
 //
-// What drafts would give may be forecast (drafts.h): guesses are held against what is said without them. Then a trial waits until
-// it promises something, and a pause without drafts ends where they promise more than what their steps were seen to cost.
+// The gain of drafts may be forecast (drafts.h): guesses are compared with the tokens that follow without them. Then a trial waits
+// until the forecast promises a gain, and a pause without drafts ends where it promises more than the measured cost of their steps.
 //
 // Thread-compatible. A trial runs a block of steps with drafts and one without; if neither is clearly cheaper, another of both. The
 // cheaper way is kept for a pause that doubles while trials agree, from kShortestPause to kLongestPause steps. The pause ends early
@@ -24,8 +23,8 @@ namespace coppice {
 class DraftGain {
  public:
   static constexpr int32_t kShortestPause = 32, kLongestPause = 512;  // steps
-  // Steps of a block. The first settles (a pipeline fills, a draft model catches up) and does not count. What few samples accept in
-  // a step says little, so they take more steps.
+  // Steps of a block. The first settles (a pipeline fills, a draft model catches up) and does not count. A few samples' acceptance
+  // in a step says little, so they take more steps.
   static int32_t BlockSteps(int32_t samples) { return 1 + std::clamp(24 / std::max(samples, 1), 3, kMostCounted); }
 
   // Whether the next step should draft, where about so many samples decode. `promise`: tokens of a sample in a step with drafts, 1
@@ -48,7 +47,7 @@ class DraftGain {
   static constexpr int32_t kRounds = 2;        // blocks of each way in a trial, at most
   static constexpr int32_t kMostCounted = 8;   // steps of a block
   static constexpr int32_t kMostLeftOut = 32;  // steps of a trial
-  // What steps of one way cost.
+  // Costs of steps of one way.
   struct Costs {
     std::array<double, kRounds * kMostCounted> seconds{};
     int32_t count = 0;

@@ -26,10 +26,10 @@ constexpr int32_t kSamples = 8;
 const int32_t kBlock = DraftGain::BlockSteps(kSamples);
 
 TEST(DraftGain, KeepsTheCheaperWayAfterOneRoundWhereItIsClear) {
-  DraftGain pays, costs;
-  EXPECT_EQ(RunSteps(&pays, 2 * kBlock + 31, kSamples, 1.5, 3).without, kBlock);
+  DraftGain saves, costs;
+  EXPECT_EQ(RunSteps(&saves, 2 * kBlock + 31, kSamples, 1.5, 3).without, kBlock);
   EXPECT_EQ(RunSteps(&costs, 2 * kBlock + 31, kSamples, 1.5, 1.25).with_drafts, kBlock);
-  EXPECT_TRUE(pays.ShouldDraft(kSamples));
+  EXPECT_TRUE(saves.ShouldDraft(kSamples));
   EXPECT_FALSE(costs.ShouldDraft(kSamples));
 }
 
@@ -48,9 +48,9 @@ TEST(DraftGain, KeepsDraftingWhereNeitherIsCheaper) {
 
 // Trials become rare while they agree: of 10^5 steps few are the dearer way's.
 TEST(DraftGain, TriesAgainSeldom) {
-  DraftGain costs, pays;
+  DraftGain costs, saves;
   EXPECT_LT(RunSteps(&costs, 100'000, 8, 1.5, 1).with_drafts, 1'000);
-  EXPECT_LT(RunSteps(&pays, 100'000, 8, 1.5, 3).without, 1'000);
+  EXPECT_LT(RunSteps(&saves, 100'000, 8, 1.5, 3).without, 1'000);
   EXPECT_GT(RunSteps(&costs, 1'000, 8, 1.5, 1).with_drafts, 0);
 }
 

@@ -1,6 +1,6 @@
-// What drafts give one sequence: the tokens of its steps with drafts, or, where steps have none, of those that it would have had,
-// since a guess that costs nothing can be held against the text as it comes. Drafts that are computed change when a text is known,
-// not what it is, so both count the same steps. Layer: engine.
+// The gain of drafts for one sequence: the tokens of its steps with drafts, or, where steps have none, of those that it would have
+// had, since a guess that costs nothing can be held against the text as it comes. Drafts that are computed change when a text is
+// known, not what it is, so both count the same steps. Layer: engine.
 #pragma once
 
 #include <cstdint>

@@ -8,8 +8,8 @@ namespace {
 // Sequences whose guesses are followed in steps without drafts, at most: each takes a microsecond or two of the host.
 constexpr size_t kMostFollowed = 64;
 
-// What a step with drafts gives a sequence that decodes, in the mean, so far as it is worth anything: where nobody waits for its
-// place, a request is done when its slowest sample is.
+// Useful tokens that a step with drafts gives a sequence that decodes, in the mean: where no request waits for its place, the
+// slowest sample of a request counts for all, since it ends the request.
 double TokensPerStep(std::span<Sequence* const> decoding, bool others_wait) {
   double tokens = 0;
   for (size_t i = 0; i < decoding.size();) {
@@ -42,7 +42,7 @@ Status Drafts::Propose(Scheduler* scheduler) {
   if (!enabled()) return OkStatus();
   if (!drafting_ && !forecasts()) {
     scheduler->ForgoDrafts();
-    // What it holds of samples is given up only once drafts have lost: a trial without them is a few steps.
+    // The drafter gives up its state of samples only once drafts have lost: a trial without them is a few steps.
     if (drafter_rests_ || !gain_.IsSettled(scheduler->num_running())) return OkStatus();
     drafter_rests_ = true;
     return drafter_->Propose({});

@@ -1,6 +1,6 @@
 // How deep samples draft: a depth that follows what was accepted of a sample's drafts, within what the step has room for and the
-// sample may still say, and whether they draft at all (draft_gain.h). Who guesses is a Drafter (draft.h); who verifies is the
-// runner; commit.h takes over what was right. Layer: engine. docs/engine.md, "Speculative decoding".
+// sample may still say, and whether they draft at all (draft_gain.h). A Drafter (draft.h) guesses; the runner verifies; commit.h
+// takes over what was right. Layer: engine. docs/engine.md, "Speculative decoding".
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class Drafts {
     int32_t max_context = 0;  // tokens
     DraftPolicy policy = DraftPolicy::kMeasured;
   };
-  // `drafter` null: nobody drafts.
+  // `drafter` null: no drafts.
   Drafts(std::unique_ptr<Drafter> drafter, const Options& options) : drafter_(std::move(drafter)), options_(options) {}
 
   bool enabled() const { return drafter_ != nullptr; }
@@ -33,8 +33,8 @@ class Drafts {
   bool DecideFor(int32_t running);
   bool drafting() const { return drafting_; }
   // Guesses for the sequences that decode in the next step, if it drafts. Else those of a drafter that guesses freely are held
-  // against the tokens that come, so that drafting begins where it promises to pay. On an error `asked` have no drafts that can be
-  // trusted.
+  // against the tokens that come, so that drafting begins where it promises to save time. On an error `asked` have no drafts that
+  // can be trusted.
   Status Propose(Scheduler* scheduler);
   // The sequences that Propose asked for.
   std::span<const DraftRequest> asked() const { return asked_; }
@@ -60,7 +60,7 @@ class Drafts {
   Options options_;
   DraftGain gain_;
   bool drafting_ = false;
-  bool drafter_rests_ = false;     // it was told that nobody asks for now
+  bool drafter_rests_ = false;     // it knows that no sequence drafts now
   std::optional<double> promise_;  // tokens of a sample in a step with drafts, where that is forecast
   std::vector<DraftRequest> asked_;
 };

@@ -10,8 +10,8 @@
 namespace coppice {
 namespace {
 
-// Events in line. One costs microseconds, tens with log-probabilities, and those of all requests go out in order: this is how long
-// one request's events may wait for what others have generated before.
+// Events in the queue. One costs microseconds, tens with log-probabilities, and those of all requests go out in order: this is how
+// long one request's events may wait for what others have generated before.
 constexpr size_t kMaxPending = 8192;
 constexpr size_t kMostSpare = 16;
 

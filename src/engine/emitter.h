@@ -19,7 +19,7 @@
 
 namespace coppice {
 
-// What the events of a request need, apart from the request: it may be gone when its last ones are sent.
+// A request's facts for its events, apart from the request: it may be gone when its last ones are sent.
 struct Listener {
   RequestId request{};
   // Of the prompt, found in the cache at admission, which comes before its events but the ends of samples that are not wanted any
@@ -82,8 +82,8 @@ class Emitter {
   // Sends what is left.
   ~Emitter();
 
-  // Takes the emissions and leaves empty ones. With a thread: waits while some thousand events are in line, so that a slow
-  // consumer slows the engine down rather than fill the memory and delay everybody's next events.
+  // Takes the emissions and leaves empty ones. With a thread: waits while some thousand events are in the queue, so that a slow
+  // consumer slows the engine down rather than fill the memory and delay the next events of all requests.
   void Send(Emissions* emissions);
   // Returns when everything has been sent.
   void Drain();
@@ -96,7 +96,7 @@ class Emitter {
   void Loop();
   void Process(Emissions* emissions);
   void Send(const Emissions& emissions, const Emissions::Item& item);
-  // What is left to say to whom an event was lost.
+  // The last event of a request that lost one.
   static void SendEnd(const Emissions::Item& item);
 
   const std::function<void()> on_sent_;

@@ -1,6 +1,6 @@
-// The step. Other threads fill an inbox; everything else belongs to the thread that calls Step. What happens to requests in a step
-// is scheduler.h's and commit.h's; here is when it happens, and what becomes of steps that are under way or have failed. Layer:
-// engine. docs/engine.md walks through this file.
+// The step. Other threads fill an inbox; everything else belongs to the thread that calls Step. scheduler.h and commit.h define how
+// a step changes requests; this file defines when, and the fate of steps that are under way or have failed. Layer: engine.
+// docs/engine.md walks through this file.
 #include "coppice/engine/engine.h"
 
 #include <fmt/format.h>
@@ -83,6 +83,9 @@ ModelInfo ModelInfoOf(const EngineParts& parts) {
           .eos_token_ids = config.eos_token_ids,
           .kv_dtype = info.kv_dtype,
           .kv_bytes_per_token = info.kv_bytes_per_token,
+          .page_size = parts.cache->options().page_size,
+          .kv_split = parts.options.kv_split == KvSplit::kTokens ? KvSplit::kTokens : KvSplit::kHeads,
+          .kv_split_reason = parts.kv_split_reason,
           .tokenizer_status = parts.tokenizer_status,
           .sampling = parts.sampling,
           .notes = parts.notes};
@@ -148,7 +151,7 @@ class EngineImpl final : public Engine {
   }
   bool HasBegun();  // any request
   Result<bool> StepOnce();
-  // Runs `body`, which changes requests, schedule or cache. What it throws, for want of memory, leaves them in doubt.
+  // Runs `body`, which changes requests, schedule or cache. An exception, for want of memory, leaves them in doubt.
   template <class Body>
   auto KeepBooks(Body body) {
     books_in_doubt_ = true;
@@ -162,11 +165,11 @@ class EngineImpl final : public Engine {
 
   // The step's parts; false: nothing to do.
   Result<bool> RunStep();
-  // What came in since the last step. Whether there was anything.
+  // Takes in the arrivals since the last step. Whether there were any.
   Result<bool> TakeInbox();
   void EndUnwanted();  // of what came in
   Result<bool> EndLateRequests();
-  // Of whom events could not be sent.
+  // Of requests whose events could not be sent.
   Result<bool> EndUnheardRequests();
   // Those of groups that are over.
   Result<bool> EndOverGroups();
@@ -177,7 +180,7 @@ class EngineImpl final : public Engine {
   Status CommitOldest();
   // Commits all that is under way.
   Status Drain();
-  // Drain, and the edits that wait for a step: what a prefix's pages hold is there, and nobody writes to free ones.
+  // Drain, and the edits that wait for a step: a prefix's pages have their KV, and free ones have no writer.
   Status Quiesce();
   // A step failed: ends the requests that took part in it, in those launched after it, and in one that was being scheduled. Their
   // KV cannot be trusted; the others go on, unless the device is lost.
@@ -211,7 +214,7 @@ class EngineImpl final : public Engine {
     StepTicket ticket;
     CacheStep in_cache;
     bool drafting = false;  // it was launched with drafts, or would have been
-    bool told = false;      // the runner was waited for
+    bool waited = false;    // the runner was waited for
   };
   std::vector<UnderWay> under_way_;  // steps that were launched and not committed, oldest first; at most 1 + steps_ahead
   bool books_in_doubt_ = false;      // KeepBooks did not come to its end
@@ -563,12 +566,13 @@ Status EngineImpl::WakeUp(const WakeOptions& options) {
     COPPICE_RETURN_IF_ERROR(drafts_.Wake());
     lifecycle_.WakeUp();
   }
-  if (options.reload && !lifecycle_.weights_are_whole() && parts_.open_weights) {
+  const bool reads_file = options.reload && !lifecycle_.weights_are_whole() && parts_.open_weights;
+  if (reads_file) {
     COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> loaded, parts_.open_weights());
     COPPICE_RETURN_IF_ERROR(ReplaceWeights(loaded.get(), /*label=*/"", UpdatePart::kWhole).status());
     prefixes_.set_weight_version(0);  // KV of these is that of the model as it was loaded
   }
-  return was_asleep && options.resume ? lifecycle_.Resume() : OkStatus();
+  return (was_asleep || reads_file) && options.resume ? lifecycle_.Resume() : OkStatus();
 }
 
 // ----------------------------------------------------------------------------------------------------------- the stepping thread
@@ -583,6 +587,7 @@ Status EngineImpl::Run(std::stop_token stop) {
     // Of requests that wait while nothing is computed, deadlines come.
     if (!worked) inbox_.WaitForArrivals(stop, std::chrono::milliseconds(lifecycle_.is_running() ? 0 : 20));
   }
+  emitter_.Drain();
   return OkStatus();
 }
 
@@ -601,7 +606,7 @@ Result<bool> EngineImpl::StepOnce() {
   ForgetDone();
   const bool idle = !ran.ok() || !*ran;
   if (idle) emitter_.Drain();  // the counters hold the time that earlier events took
-  Publish(idle);               // first: who has an event finds it counted
+  Publish(idle);               // first: a client that has an event finds it counted
   emitter_.Send(events_.emissions());
   if (idle) emitter_.Drain();
   if (!ran.ok()) return ran.status();
@@ -610,7 +615,7 @@ Result<bool> EngineImpl::StepOnce() {
 
 void EngineImpl::StartOver() {
   for (UnderWay& step : under_way_) {
-    if (!std::exchange(step.told, true)) (void)runner_.Wait(step.ticket);
+    if (!std::exchange(step.waited, true)) (void)runner_.Wait(step.ticket);
   }
   events_.DropOpen();
   for (RequestPtr& arrived : arrivals_.requests) {
@@ -652,7 +657,7 @@ Result<bool> EngineImpl::RunStep() {
   }
   if (under_way_.empty()) {
     if (scheduler_.idle() || scheduler_.all_held()) return changed;
-    // Nobody runs, so nobody will ever make room for the first in line.
+    // No sequence runs, so none will ever make room for the first in the queue.
     committer_.EndRequest(scheduler_.waiting().front()->request, FinishReason::kError,
                           ResourceExhausted("the KV cache has no room for the prompt: raise kv_cache_bytes"));
     return true;
@@ -787,7 +792,7 @@ Result<bool> EngineImpl::LaunchNext() {
 
 Status EngineImpl::CommitOldest() {
   UnderWay& step = under_way_.front();
-  step.told = true;
+  step.waited = true;
   const Result<StepResult> result = runner_.Wait(step.ticket);
   PhaseTimer phase("commit", &metrics_.step().host_seconds);
   if (!result.ok()) {
@@ -814,7 +819,7 @@ Status EngineImpl::Quiesce() {
 
 void EngineImpl::FailSteps(const Status& status) {
   for (UnderWay& step : under_way_) {
-    if (!std::exchange(step.told, true)) (void)runner_.Wait(step.ticket);  // it stands on what failed
+    if (!std::exchange(step.waited, true)) (void)runner_.Wait(step.ticket);  // it stands on what failed
   }
   for (UnderWay& step : under_way_) step.in_cache = {};
   for (const UnderWay& step : under_way_) committer_.FailBatch(*step.batch, status);

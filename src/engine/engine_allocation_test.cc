@@ -1,4 +1,4 @@
-// What a warm decode step takes from the heap, counted by tests/support/heap.h. Samples' texts, and the tree that
+// Heap allocations of a warm decode step, counted by tests/support/heap.h. Samples' texts, and the tree that
 // they are published to, must grow; nothing else may.
 #include <gtest/gtest.h>
 

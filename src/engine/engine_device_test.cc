@@ -63,8 +63,9 @@ class EngineDevice : public ::testing::TestWithParam<const char*> {
     return {MakeEngine(*std::move(parts)), cache};
   }
 
-  // What `dtype` makes of the fixture `model`, whose logits one rounding moves by so much, against transformers' float32.
-  void ExpectWhatTransformersSays(const std::string& model, DType dtype, float one_rounding, bool tune = false) const;
+  // Outputs of the fixture `model` in `dtype`, one rounding of which moves logits by so much, against transformers' float32.
+  void ExpectWhatTransformersSays(const std::string& model, DType dtype, float one_rounding,
+                                  const EngineOptions& options = {}) const;
 
   bool on_gpu_ = false;
 };
@@ -93,18 +94,20 @@ std::vector<float> GreedyMargins(const std::string& model, const Expected& expec
   return margins;
 }
 
-void EngineDevice::ExpectWhatTransformersSays(const std::string& model, DType dtype, float one_rounding, bool tune) const {
+void EngineDevice::ExpectWhatTransformersSays(const std::string& model, DType dtype, float one_rounding,
+                                              const EngineOptions& options) const {
   const float mean_tolerance = 1.5f * one_rounding, max_tolerance = 8 * one_rounding;
   const Expected expected = LoadExpected(model);
   const std::vector<float> margins = GreedyMargins(model, expected);
   for (const SharingMode sharing : {SharingMode::kTree, SharingMode::kStore}) {
     SCOPED_TRACE(model + ", " + std::string(Name(dtype)) + ", " + std::string(Name(sharing)));
-    const TestedEngine tested = Make(model, {.dtype = dtype,
+    const TestedEngine tested = Make(model, {.kv_split = options.kv_split,
+                                             .dtype = dtype,
                                              .sharing = sharing,
                                              .max_running = 8,
                                              .max_batch_tokens = 100,
                                              .max_context = 512,
-                                             .tune = tune,
+                                             .tune = options.tune,
                                              .experiment = {.force_sharing = true}});
     Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), 5);
     request.prompt_logprobs = true;
@@ -192,7 +195,7 @@ TEST_P(EngineDevice, SaysTheSameWithMeasuredProducts) {
   const std::optional<std::string> before = variable != nullptr ? std::optional<std::string>(variable) : std::nullopt;
   const std::string folder = ::testing::TempDir() + "/coppice-tuned-" + std::to_string(std::random_device()());
   ASSERT_EQ(setenv("COPPICE_CACHE_DIR", folder.c_str(), /*overwrite=*/1), 0);
-  ExpectWhatTransformersSays("llama-hd64-long", DType::kBF16, kOneRounding, /*tune=*/true);
+  ExpectWhatTransformersSays("llama-hd64-long", DType::kBF16, kOneRounding, {.tune = true});
   EXPECT_EQ(std::filesystem::exists(folder), on_gpu_) << "a CPU has no choice";
   if (before) {
     setenv("COPPICE_CACHE_DIR", before->c_str(), /*overwrite=*/1);
@@ -228,6 +231,16 @@ Request RandomSampling(std::mt19937& random) {
   if (random() % 4 == 0) request.top_logprobs = 3;
   if (random() % 4 == 0) request.prompt_logprobs = true;
   return request;
+}
+
+// 32 of them, some of which soon say what they said before, as drafts need it.
+std::vector<Request> RandomRequests(std::mt19937& random) {
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 32; ++i) {
+    requests.push_back(RandomSampling(random));
+    if (i % 4 == 0) requests.back() = Greedy(std::vector<int32_t>(200, 5), 40, 2);
+  }
+  return requests;
 }
 
 // Steps of an engine by what they computed, and those of them that ran as graphs.
@@ -274,7 +287,7 @@ std::vector<Outcome> Play(Engine& engine, const std::vector<Request>& requests, 
 }
 
 // A captured step launches what the same step launches without a graph, so that its bits are the same: prompts alone and beside
-// samples that decode, drafts in chains and trees, with few graphs that take each other's place.
+// samples that decode, linear drafts and trees, with few graphs that take each other's place.
 TEST_P(EngineDevice, GraphsChangeNoToken) {
   struct Mode {
     DraftMode draft = DraftMode::kNone;
@@ -291,11 +304,7 @@ TEST_P(EngineDevice, GraphsChangeNoToken) {
       SCOPED_TRACE(std::string(model) + ", drafts " + std::string(Name(mode.draft)) +
                    (mode.deterministic ? ", deterministic" : ""));
       std::mt19937 random(41);
-      std::vector<Request> requests;
-      for (int32_t i = 0; i < 32; ++i) {
-        requests.push_back(RandomSampling(random));
-        if (i % 4 == 0) requests.back() = Greedy(std::vector<int32_t>(200, 5), 40, 2);  // says soon what it said before
-      }
+      const std::vector<Request> requests = RandomRequests(random);
       std::vector<Outcome> expected;
       for (const int32_t max_graphs : {0, 256, 3}) {
         EngineOptions options{
@@ -336,6 +345,61 @@ TEST_P(EngineDevice, GraphsChangeNoToken) {
           ASSERT_EQ(outcomes[i].samples, expected[i].samples) << "request " << i << ", " << max_graphs << " graphs";
           ASSERT_EQ(outcomes[i].prompt_logprobs, expected[i].prompt_logprobs) << "request " << i << ", " << max_graphs << " graphs";
         }
+      }
+    }
+  }
+}
+
+// A KV head that both ranks have, its tokens divided: what transformers says; without graphs and with them the same bits, while
+// requests come and go, with drafts and in chunks; and in deterministic mode those of each request alone.
+TEST_P(EngineDevice, RanksThatDivideTokensSayTheSame) {
+  if (ParseDeviceNames(GetParam())->size() < 2) GTEST_SKIP() << "one rank has all tokens";
+  for (const char* const model : {"starcoder-a", "starcoder-long-a"}) {
+    ExpectWhatTransformersSays(model, DType::kBF16, kOneRounding, {.kv_split = KvSplit::kTokens});
+    if (on_gpu_) ExpectWhatTransformersSays(model, DType::kF16, kOneRounding / 8, {.kv_split = KvSplit::kTokens});
+  }
+  constexpr const char* kModel = "starcoder-long-a";
+  std::mt19937 random(43);
+  const std::vector<Request> requests = RandomRequests(random);
+  struct Mode {
+    DraftMode draft = DraftMode::kNone;
+    bool deterministic = false;
+  };
+  for (const Mode& mode : {Mode{}, Mode{.deterministic = true}, Mode{.draft = DraftMode::kNgram, .deterministic = true}}) {
+    std::vector<Outcome> expected;
+    for (const int32_t max_graphs : {0, 256}) {
+      SCOPED_TRACE("drafts " + std::string(Name(mode.draft)) + (mode.deterministic ? ", deterministic, " : ", ") +
+                   std::to_string(max_graphs) + " graphs");
+      const EngineOptions options = {.kv_split = KvSplit::kTokens,
+                                     .max_running = 8,
+                                     .max_batch_tokens = 48,
+                                     .max_context = 400,
+                                     .steps_ahead = 1,
+                                     .deterministic = mode.deterministic,
+                                     .draft = mode.draft,
+                                     .experiment = {.draft_policy = DraftPolicy::kAlways, .max_graphs = max_graphs}};
+      const TestedEngine tested = Make(kModel, options);
+      EXPECT_EQ(tested.engine->model_info().kv_split, KvSplit::kTokens);
+      StepCounts counts;
+      const std::vector<Outcome> outcomes = Play(*tested.engine, requests, &counts);
+      EXPECT_TRUE(tested.cache->CheckIntegrity().ok());
+      EXPECT_EQ(tested.cache->usage().pages_in_use, 0);
+      if (on_gpu_ && max_graphs > 0) {
+        EXPECT_GT(counts.graphs(), 20);
+      }
+      if (expected.empty()) expected = outcomes;
+      for (size_t i = 0; i < outcomes.size(); ++i) {
+        ASSERT_EQ(outcomes[i].samples, expected[i].samples) << "request " << i;
+        ASSERT_EQ(outcomes[i].prompt_logprobs, expected[i].prompt_logprobs) << "request " << i;
+      }
+      if (!mode.deterministic) continue;
+      const TestedEngine cold = Make(kModel, {.kv_split = KvSplit::kTokens,
+                                              .sharing = SharingMode::kNone,
+                                              .max_running = 3,
+                                              .max_context = 400,
+                                              .deterministic = true});
+      for (size_t i = 0; i < requests.size(); i += 5) {
+        ASSERT_EQ(Generate(*cold.engine, requests[i]).samples, outcomes[i].samples) << "request " << i << " alone";
       }
     }
   }
@@ -581,30 +645,30 @@ TEST_P(EngineDevice, PinnedPrefixesOutliveOthersAndTheirEngine) {
 TEST_P(EngineDevice, ForkedSamplesGoOnAsTheirParentDoes) {
   const TestedEngine tested =
       Make("llama-hd64-long", {.dtype = DType::kBF16, .max_running = 8, .max_context = 400, .deterministic = true});
-  std::map<int32_t, std::vector<int32_t>> told;
+  std::map<int32_t, std::vector<int32_t>> received;
   Request request = Greedy(std::vector<int32_t>(77, 5), 40);
   request.on_event = [&](const StreamEvent& event) {
-    told[event.index].insert(told[event.index].end(), event.token_ids.begin(), event.token_ids.end());
+    received[event.index].insert(received[event.index].end(), event.token_ids.begin(), event.token_ids.end());
   };
   const SampleId parent{.request = tested.engine->Submit(std::move(request)).value()};
-  while (told[0].size() < 9) ASSERT_TRUE(tested.engine->Step().ok());
-  const auto at_fork = static_cast<int32_t>(told[0].size());
+  while (received[0].size() < 9) ASSERT_TRUE(tested.engine->Step().ok());
+  const auto at_fork = static_cast<int32_t>(received[0].size());
   ASSERT_TRUE(tested.engine->Fork(parent, {.n = 3}).ok());
   ASSERT_TRUE(tested.engine->Fork(parent, {.keep_tokens = 4}).ok());
   RunToEnd(*tested.engine);
-  const std::vector<int32_t> all = told[0];
+  const std::vector<int32_t> all = received[0];
   ASSERT_EQ(all.size(), 40u);
   for (const int32_t child : {1, 2, 3}) {
-    ASSERT_LE(told[child].size(), all.size() - at_fork);
-    EXPECT_TRUE(std::equal(told[child].rbegin(), told[child].rend(), all.rbegin()));
+    ASSERT_LE(received[child].size(), all.size() - at_fork);
+    EXPECT_TRUE(std::equal(received[child].rbegin(), received[child].rend(), all.rbegin()));
   }
-  EXPECT_EQ(told[4], std::vector<int32_t>(all.begin() + 4, all.end()));
+  EXPECT_EQ(received[4], std::vector<int32_t>(all.begin() + 4, all.end()));
   EXPECT_TRUE(tested.cache->CheckIntegrity().ok());
 }
 
 // Another process has taken the memory of the device, of the last one where there are several: in the middle of the weights, or
 // before the first page.
-TEST_P(EngineDevice, TooLittleMemoryIsToldWithFigures) {
+TEST_P(EngineDevice, TooLittleMemoryIsReportedWithFigures) {
   if (!on_gpu_) GTEST_SKIP() << "the CPU's memory is not ours to take";
   const auto device = Device::CreateCuda(ParseDeviceNames(GetParam())->back().ordinal).value();
   for (const int64_t left : {int64_t{32} << 20, int64_t{400} << 20}) {

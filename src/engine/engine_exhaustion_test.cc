@@ -17,7 +17,7 @@
 namespace coppice {
 namespace {
 
-// What came of one request.
+// Events of one request, summed up.
 struct Heard {
   std::vector<std::optional<FinishReason>> reasons;  // by sample
   std::vector<std::vector<int32_t>> tokens;
@@ -91,7 +91,7 @@ class Scenario {
     RunToEnd();
   }
 
-  // What must hold whatever was refused.
+  // Invariants after any refusal of memory.
   void Check() {
     heap::Refuse(INT64_MAX / 4, 0);
     RunToEnd();  // what waits for memory

@@ -19,6 +19,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coppice/engine/engine.h"
@@ -42,6 +43,28 @@ std::unique_ptr<Engine> MakeEngine(const std::string& name, EngineOptions option
   return std::move(engine).value();
 }
 
+// Greedy tokens of n samples, their log-probabilities and those of the prompt.
+void ExpectWhatTransformersSays(Engine& engine, const Expected& expected, int32_t n) {
+  Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), n);
+  request.prompt_logprobs = true;
+  const Outcome result = Generate(engine, request);
+  for (const Output& output : result.samples) {
+    ASSERT_EQ(output.tokens, expected.greedy);
+    for (size_t i = 0; i < output.logprobs.size(); ++i) EXPECT_NEAR(output.logprobs[i], expected.greedy_logprobs[i], kTolerance);
+  }
+  ASSERT_EQ(result.prompt_logprobs.size(), expected.prompt.size());
+  for (size_t i = 1; i < expected.prompt.size(); ++i) {
+    EXPECT_NEAR(*result.prompt_logprobs[i], expected.Logprob(i - 1, expected.prompt[i]), kTolerance);
+  }
+}
+
+// One rank and two, these also with the tokens of KV divided where the model has one KV head and no window.
+std::vector<std::pair<std::string, KvSplit>> RankSplits(const std::string& model) {
+  std::vector<std::pair<std::string, KvSplit>> splits = {{"cpu", KvSplit::kHeads}, {"cpu,cpu", KvSplit::kHeads}};
+  if (model.starts_with("starcoder")) splits.emplace_back("cpu,cpu", KvSplit::kTokens);
+  return splits;
+}
+
 class FixtureModel : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(FixtureModel, GreedyTokensAndLogprobsInEveryMode) {
@@ -56,18 +79,7 @@ TEST_P(FixtureModel, GreedyTokensAndLogprobsInEveryMode) {
                                                   .max_context = 512,
                                                   .experiment = {.force_sharing = true}});
       const int32_t n = page_size == 16 ? 64 : 1;
-      Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), n);
-      request.prompt_logprobs = true;
-      const Outcome result = Generate(*engine, request);
-      for (const Output& output : result.samples) {
-        ASSERT_EQ(output.tokens, expected.greedy);
-        for (size_t i = 0; i < output.logprobs.size(); ++i)
-          EXPECT_NEAR(output.logprobs[i], expected.greedy_logprobs[i], kTolerance);
-      }
-      ASSERT_EQ(result.prompt_logprobs.size(), expected.prompt.size());
-      for (size_t i = 1; i < expected.prompt.size(); ++i) {
-        EXPECT_NEAR(*result.prompt_logprobs[i], expected.Logprob(i - 1, expected.prompt[i]), kTolerance);
-      }
+      ASSERT_NO_FATAL_FAILURE(ExpectWhatTransformersSays(*engine, expected, n));
     }
   }
 }
@@ -134,16 +146,41 @@ TEST_P(FixtureModel, RanksSayWhatOneSaysInEveryMode) {
                                                 .max_batch_tokens = 100,
                                                 .max_context = 512,
                                                 .experiment = {.force_sharing = true}});
-    Request request = Greedy(expected.prompt, static_cast<int32_t>(expected.greedy.size()), 4);
-    request.prompt_logprobs = true;
-    const Outcome result = Generate(*engine, request);
-    for (const Output& output : result.samples) {
-      ASSERT_EQ(output.tokens, expected.greedy);
-      for (size_t i = 0; i < output.logprobs.size(); ++i) EXPECT_NEAR(output.logprobs[i], expected.greedy_logprobs[i], kTolerance);
+    ASSERT_NO_FATAL_FAILURE(ExpectWhatTransformersSays(*engine, expected, 4));
+  }
+}
+
+// KV heads that several ranks have, with their tokens divided among these: of the fixtures without windows, those of one KV head on
+// two and three ranks, of two on four.
+TEST_P(FixtureModel, RanksThatDivideTokensSayWhatOneSays) {
+  const Expected expected = LoadExpected(GetParam());
+  for (const char* const device : {"cpu,cpu", "cpu,cpu,cpu", "cpu,cpu,cpu,cpu"}) {
+    const auto ranks = static_cast<int32_t>(std::string(device).size() + 1) / 4;
+    EngineOptions options = {.device = device,
+                             .kv_split = KvSplit::kTokens,
+                             .max_running = 8,
+                             .max_batch_tokens = 100,
+                             .max_context = 512,
+                             .experiment = {.force_sharing = true}};
+    options.model_path = ModelPath(GetParam());
+    const Result<std::unique_ptr<Engine>> made = Engine::Create(options);
+    if (!made.ok()) {
+      EXPECT_EQ(made.status().code(), StatusCode::kInvalidArgument) << made.status().ToString();
+      options.kv_split = KvSplit::kAuto;
+      EXPECT_EQ(MakeEngine(GetParam(), options)->model_info().kv_split, KvSplit::kHeads);
+      continue;
     }
-    ASSERT_EQ(result.prompt_logprobs.size(), expected.prompt.size());
-    for (size_t i = 1; i < expected.prompt.size(); ++i) {
-      EXPECT_NEAR(*result.prompt_logprobs[i], expected.Logprob(i - 1, expected.prompt[i]), kTolerance);
+    EXPECT_EQ((*made)->model_info().kv_split, KvSplit::kTokens);
+    for (const SharingMode sharing : kModes) {
+      for (const int32_t page_size : {1, 16, 64}) {
+        if (page_size != 16 && sharing != SharingMode::kTree) continue;
+        SCOPED_TRACE(std::string(Name(sharing)) + " on " + device + ", page size " + std::to_string(page_size));
+        options.sharing = sharing;
+        options.page_size = page_size;
+        const auto engine = MakeEngine(GetParam(), options);
+        EXPECT_EQ(engine->model_info().page_size, page_size * ranks / engine->model_info().num_kv_heads);
+        ASSERT_NO_FATAL_FAILURE(ExpectWhatTransformersSays(*engine, expected, 4));
+      }
     }
   }
 }
@@ -154,28 +191,29 @@ TEST_P(FixtureModel, ForkedSamplesGoOnAsTheirParentDoes) {
   const std::vector<int32_t>& all = expected.greedy;
   ASSERT_GT(all.size(), 4u);
   for (const SharingMode sharing : kModes) {
-    for (const char* device : {"cpu", "cpu,cpu"}) {
-      SCOPED_TRACE(std::string(Name(sharing)) + " on " + device);
+    for (const auto& [device, split] : RankSplits(GetParam())) {
+      SCOPED_TRACE(std::string(Name(sharing)) + " on " + device + " by " + std::string(Name(split)));
       const auto engine = MakeEngine(GetParam(), {.device = device,
+                                                  .kv_split = split,
                                                   .sharing = sharing,
                                                   .max_running = 8,
                                                   .max_batch_tokens = 100,
                                                   .max_context = 512,
                                                   .experiment = {.force_sharing = true}});
-      std::map<int32_t, std::vector<int32_t>> told;
+      std::map<int32_t, std::vector<int32_t>> received;
       Request request = Greedy(expected.prompt, static_cast<int32_t>(all.size()));
       request.on_event = [&](const StreamEvent& event) {
-        told[event.index].insert(told[event.index].end(), event.token_ids.begin(), event.token_ids.end());
+        received[event.index].insert(received[event.index].end(), event.token_ids.begin(), event.token_ids.end());
       };
       const SampleId parent{.request = engine->Submit(std::move(request)).value()};
-      while (told[0].size() < 3) ASSERT_TRUE(engine->Step().ok());
+      while (received[0].size() < 3) ASSERT_TRUE(engine->Step().ok());
       ASSERT_TRUE(engine->Fork(parent, {.n = 3}).ok());
       ASSERT_TRUE(engine->Fork(parent, {.keep_tokens = 1}).ok());
       while (engine->Step().value()) {
       }
-      EXPECT_EQ(told[0], all);
-      for (const int32_t child : {1, 2, 3}) EXPECT_EQ(told[child], std::vector<int32_t>(all.begin() + 3, all.end()));
-      EXPECT_EQ(told[4], std::vector<int32_t>(all.begin() + 1, all.end()));
+      EXPECT_EQ(received[0], all);
+      for (const int32_t child : {1, 2, 3}) EXPECT_EQ(received[child], std::vector<int32_t>(all.begin() + 3, all.end()));
+      EXPECT_EQ(received[4], std::vector<int32_t>(all.begin() + 1, all.end()));
     }
   }
 }
@@ -205,7 +243,8 @@ TEST_P(FixtureModel, UpdatedWeightsSayWhatLoadedOnesSay) {
   }
 }
 
-// What was kept with cached tokens is bit for bit what a prompt that nobody has asked for is computed to in the deterministic mode.
+// Log-probabilities kept with cached tokens are, bit for bit, those of a prompt computed for the first time in the deterministic
+// mode.
 TEST_P(FixtureModel, KeptLogprobsAreThoseOfAComputation) {
   const std::vector<int32_t> prompt = LoadExpected(GetParam()).prompt;
   const EngineOptions options = {.max_running = 8, .max_batch_tokens = 24, .max_context = 512, .deterministic = true};
@@ -240,10 +279,14 @@ TEST(EngineModel, PrefixesGoFromOneNumberOfRanksToAnother) {
     const testing::TemporaryFolder folder;
     Request pinned = Greedy(expected.prompt, 1);
     pinned.pin_prompt_as = "prompt";
-    const char* const ranks[] = {"cpu", "cpu,cpu", "cpu,cpu,cpu", "cpu"};
+    const char* const ranks[] = {"cpu", "cpu,cpu", "cpu,cpu", "cpu,cpu,cpu", "cpu,cpu,cpu", "cpu"};
     std::string before;
     for (size_t i = 0; i < std::size(ranks); ++i) {
-      const auto engine = MakeEngine(name, {.device = ranks[i], .max_running = 2, .max_context = 512});
+      // Of one KV head the second engine of as many ranks divides the tokens.
+      const bool by_tokens = std::string(name) == "starcoder-a" && (i == 2 || i == 4);
+      const auto engine = MakeEngine(
+          name,
+          {.device = ranks[i], .kv_split = by_tokens ? KvSplit::kTokens : KvSplit::kHeads, .max_running = 2, .max_context = 512});
       const std::string path = folder.path() + "/" + std::to_string(i);
       if (i == 0) {
         Generate(*engine, pinned);
@@ -350,17 +393,19 @@ TEST(EngineModel, SharedReadsOfLayersWithWindows) {
 }
 
 // Bifurcated Attention equations 5 and 6: with sharing a step reads P + sum of own tokens per layer, without n P + the same sum.
-TEST(EngineModel, BytesReadAreThoseOfTheFormula) {
-  const Expected expected = LoadExpected("llama-gqa");
+void ExpectBytesOfTheFormula(const char* model, const EngineOptions& of_ranks) {
+  const Expected expected = LoadExpected(model);
   for (const SharingMode sharing : kModes) {
     for (const int32_t n : {1, 6, 64}) {
       for (const int32_t length : {16, 33, 50}) {  // the samples, all equal, must not fill a page: it would be merged
         SCOPED_TRACE(std::string(Name(sharing)) + ", n " + std::to_string(n) + ", prompt " + std::to_string(length));
-        const auto engine = MakeEngine("llama-gqa", {.sharing = sharing,
-                                                     .max_running = 64,
-                                                     .max_batch_tokens = 128,
-                                                     .max_context = 128,
-                                                     .experiment = {.force_sharing = true}});
+        EngineOptions options = of_ranks;
+        options.sharing = sharing;
+        options.max_running = 64;
+        options.max_batch_tokens = 128;
+        options.max_context = 128;
+        options.experiment.force_sharing = true;
+        const auto engine = MakeEngine(model, options);
         const std::vector<int32_t> prompt(expected.prompt.begin(), expected.prompt.begin() + length);
         constexpr int32_t kSteps = 9;
         const SharedReads reads = Generate(*engine, Greedy(prompt, kSteps + 1, n)).shared_reads;
@@ -376,7 +421,7 @@ TEST(EngineModel, BytesReadAreThoseOfTheFormula) {
         EXPECT_EQ(metrics.decode_kv_bytes_read_unshared, unshared);
         const bool shares = sharing == SharingMode::kTree || sharing == SharingMode::kOneLevel;
         EXPECT_EQ(metrics.decode_kv_bytes_read, shares ? shared : unshared);
-        EXPECT_EQ(reads.kv_bytes_not_read, shares ? unshared - shared : 0);  // told to the request
+        EXPECT_EQ(reads.kv_bytes_not_read, shares ? unshared - shared : 0);  // reported to the request
         EXPECT_EQ(reads.sharers, shares && n > 1 ? n : 0);
         EXPECT_EQ(reads.tokens, shares && n > 1 ? length : 0);
         // Stored: distinct tokens, and apart from them what whole pages round up to.
@@ -387,6 +432,13 @@ TEST(EngineModel, BytesReadAreThoseOfTheFormula) {
       }
     }
   }
+}
+
+TEST(EngineModel, BytesReadAreThoseOfTheFormula) { ExpectBytesOfTheFormula("llama-gqa", {.device = "cpu"}); }
+
+// Each token is read by the rank that has it. A page of both has 16 tokens.
+TEST(EngineModel, BytesThatRanksReadOfDividedTokensAreThoseOfTheFormula) {
+  ExpectBytesOfTheFormula("starcoder-a", {.device = "cpu,cpu", .kv_split = KvSplit::kTokens, .page_size = 8});
 }
 
 // Warm equals cold: bits of a request depend on the request alone.
@@ -516,6 +568,76 @@ TEST(EngineModel, DeterministicModeGivesTheSameBitsWithDrafts) {
   }
 }
 
+// Queries of drafts and chunks see as many of a rank's tokens as those before them, or more: bits are those of single queries.
+TEST(EngineModel, RanksThatDivideTokensGiveTheSameBitsWithDraftsChunksAndACache) {
+  constexpr const char* kModel = "starcoder-long-a";
+  const Expected expected = LoadExpected(kModel);
+  for (const char* const device : {"cpu,cpu", "cpu,cpu,cpu"}) {
+    Request request = Greedy(expected.prompt, 40, 3);
+    request.sampling.temperature = 0.4f;
+    request.sampling.seed = 12;
+    request.prompt_logprobs = true;
+    for (int32_t token = 0; token < 5; ++token) request.sampling.logit_bias.emplace_back(token, 100.0f);
+    EngineOptions options{.device = device,
+                          .kv_split = KvSplit::kTokens,
+                          .max_running = 4,
+                          .max_batch_tokens = 400,
+                          .max_context = 512,
+                          .deterministic = true};
+    const auto engine = MakeEngine(kModel, options);
+    const Outcome plain = Generate(*engine, request);
+    const auto expect_equal = [&](const Outcome& other, const std::string& what) {
+      EXPECT_EQ(other.samples, plain.samples) << what << " on " << device;  // bit for bit
+      EXPECT_EQ(other.prompt_logprobs, plain.prompt_logprobs) << what << " on " << device;
+    };
+    expect_equal(Generate(*engine, request), "the prompt was cached");
+    for (const int32_t chunk : {1, 7, 64, 65}) {
+      EngineOptions chunked = options;
+      chunked.chunk = chunk;
+      expect_equal(Generate(*MakeEngine(kModel, chunked), request), "chunks of " + std::to_string(chunk));
+    }
+    options.draft = DraftMode::kNgram;
+    EngineOptions model = options;
+    model.draft = DraftMode::kModel;
+    model.draft_model_path = ModelPath(kModel);
+    for (const EngineOptions& drafting : {options, model}) {
+      const auto drafts = MakeEngine(kModel, drafting);
+      expect_equal(Generate(*drafts, request), std::string(Name(drafting.draft)));
+      EXPECT_GT(drafts->Metrics().accepted_draft_tokens, 0);
+    }
+  }
+}
+
+TEST(EngineModel, KvIsSplitByTokensWhereItCanBe) {
+  const auto split = [](const char* model, EngineOptions options) {
+    options.model_path = ModelPath(model);
+    options.max_context = 512;
+    options.kv_cache_bytes = 1 << 20;
+    const auto engine = Engine::Create(options);
+    if (!engine.ok()) return engine.status().message();
+    const ModelInfo& info = (*engine)->model_info();
+    return std::string(Name(info.kv_split)) + ", " + std::to_string(int64_t{(*engine)->Metrics().pages_total} * info.page_size) +
+           ", " + info.kv_split_reason;
+  };
+  using ::testing::EndsWith;
+  using ::testing::HasSubstr;
+  // One KV head of 16 elements in two layers: 256 bytes a token in f32, once or on both ranks.
+  EXPECT_THAT(split("starcoder-a", {.device = "cpu,cpu", .kv_split = KvSplit::kHeads, .dtype = DType::kF32}),
+              "heads, 2048, as asked for");
+  EXPECT_THAT(split("starcoder-a", {.device = "cpu,cpu", .kv_split = KvSplit::kTokens, .dtype = DType::kF32}),
+              "tokens, 4096, as asked for");
+  EXPECT_THAT(split("starcoder-a", {.device = "cpu,cpu"}), HasSubstr("is predicted to take"));
+  EXPECT_THAT(split("llama-gqa", {.device = "cpu,cpu"}), EndsWith(", "));
+  EXPECT_THAT(split("llama-gqa", {.device = "cpu,cpu", .kv_split = KvSplit::kTokens}),
+              HasSubstr("kv_split is tokens, but 2 KV heads are divided among 2 ranks"));
+  EXPECT_THAT(split("llama-gqa", {.device = "cpu,cpu,cpu"}), HasSubstr("2 KV heads are not on equally many of 3 ranks"));
+  EXPECT_THAT(split("gemma3-a", {.device = "cpu,cpu", .kv_split = KvSplit::kTokens}), HasSubstr("layers have a window"));
+  EXPECT_THAT(split("starcoder-a", {.device = "cpu,cpu", .kv_split = KvSplit::kTokens, .page_size = 129}),
+              HasSubstr("pages would have 258 tokens"));
+  EXPECT_THAT(split("starcoder-a", {.device = "cpu,cpu", .draft = DraftMode::kNgram, .experiment = {.draft_branches = 2}}),
+              HasSubstr("accepted of a draft tree"));
+}
+
 TEST(EngineModel, CreateRefusesByName) {
   const auto message = [](EngineOptions options) {
     if (options.model_path.empty()) options.model_path = ModelPath("llama-gqa");
@@ -540,41 +662,47 @@ TEST(EngineModel, CreateRefusesByName) {
 
 // Random traffic with eviction, preemption, merged pages, chunks and pages of several sizes and a prefix restored from disk,
 // against each request alone on an engine that keeps nothing. COPPICE_LONG_TEST=1 (ctest label `long`) runs 1,000 traces.
-TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
+void RunDeterministicTraces(const char* model, EngineOptions options, int traces) {
   constexpr int kTracesPerEngine = 20;
-#ifdef __SANITIZE_THREAD__  // takes 50 times as long
-  constexpr int kTraces = kTracesPerEngine;
-#else
-  constexpr int kTraces = 200;
-#endif
-  const int traces = std::getenv("COPPICE_LONG_TEST") != nullptr ? 1000 : kTraces;
-  EngineOptions options{.page_size = 16,
-                        .kv_cache_bytes = 50 * 16 * 768,  // 50 pages of llama-gqa: too few for what runs
-                        .max_running = 6,
-                        .max_batch_tokens = 90,
-                        .max_context = 800,
-                        .deterministic = true};
+  const int32_t ranks = options.kv_split == KvSplit::kTokens ? 2 : 1;
+  options.max_running = 6;
+  options.max_batch_tokens = 90;
+  options.max_context = 800;
+  options.deterministic = true;
   std::mt19937 random(5);
-  const auto cold =
-      MakeEngine("llama-gqa", {.sharing = SharingMode::kNone, .max_running = 3, .max_context = 800, .deterministic = true});
-  const auto text_token = [](int32_t text, size_t t) { return static_cast<int32_t>((t * t + 7 * t * text + text) % 320); };
+  EngineOptions of_cold = options;
+  of_cold.sharing = SharingMode::kNone;
+  of_cold.kv_cache_bytes = 0;
+  of_cold.max_running = 3;
+  of_cold.max_batch_tokens = 512;
+  auto cold = MakeEngine(model, of_cold);
+  const int32_t vocab = std::min(cold->model_info().vocab_size, 320);
+  const auto text_token = [&](int32_t text, size_t t) { return static_cast<int32_t>((t * t + 7 * t * text + text) % vocab); };
   const std::string prefix_path = ::testing::TempDir() + "engine_model_test_prefix" + std::to_string(getpid());
   int64_t compared = 0, preemptions = 0, cached = 0, merged = 0;
   std::unique_ptr<Engine> warm;
   for (int trace = 0; trace < traces; ++trace) {
     if (trace % kTracesPerEngine == 0) {
       options.experiment.force_sharing = random() % 2 == 0;
-      options.page_size = std::array{16, 4, 1}[random() % 3];
+      options.page_size = std::max(std::array{16, 4, 1}[random() % 3] / ranks, 1);
       options.chunk = random() % 2 == 0 ? 0 : 1 + static_cast<int32_t>(random() % 60);
       options.experiment.schedule = random() % 3 == 0 ? SchedulePolicy::kPrefillFirst : SchedulePolicy::kMixed;
-      warm = MakeEngine("llama-gqa", options);
-      if (trace == 0) {  // its KV lives on, on disk
+      warm = MakeEngine(model, options);
+      // Which rank has a token depends on the page size, and so do bits.
+      const bool by_tokens = options.kv_split == KvSplit::kTokens;
+      if (by_tokens) {
+        of_cold.page_size = options.page_size;
+        cold = MakeEngine(model, of_cold);
+      }
+      if (trace == 0 || by_tokens) {  // its KV lives on, on disk
         Request pinned = Greedy({}, 1);
         for (size_t t = 0; t < 50; ++t) pinned.prompt_ids.push_back(text_token(0, t));
         pinned.pin_prompt_as = "text 0";
         Generate(*warm, pinned);
         ASSERT_TRUE(warm->SavePrefix("text 0", prefix_path).ok());
-      } else {
+        if (by_tokens) warm = MakeEngine(model, options);
+      }
+      if (trace > 0 || by_tokens) {
         const Status loaded = warm->LoadPrefix("text 0", prefix_path, CacheTenant());
         ASSERT_TRUE(loaded.ok()) << loaded.ToString();
       }
@@ -587,7 +715,7 @@ TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
       const int32_t text = random() % 3;  // one of few texts, so that requests share prefixes of any length
       request.prompt_ids.resize(1 + random() % (random() % 6 == 0 ? 600 : 100));
       for (size_t t = 0; t < request.prompt_ids.size(); ++t) request.prompt_ids[t] = text_token(text, t);
-      if (random() % 2 == 0) request.prompt_ids.back() = random() % 320;
+      if (random() % 2 == 0) request.prompt_ids.back() = static_cast<int32_t>(random() % vocab);
       request.n = 1 + random() % 3;
       request.max_tokens = 1 + random() % 70;
       request.ignore_eos = true;
@@ -616,8 +744,27 @@ TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
   EXPECT_GT(cached, 0);
   EXPECT_GT(preemptions, 0);
   EXPECT_GT(merged, 0);
-  RecordProperty("preemptions", std::to_string(preemptions));  // how far each lies from 0
-  RecordProperty("merged_pages", std::to_string(merged));
+  ::testing::Test::RecordProperty("preemptions", std::to_string(preemptions));  // how far each lies from 0
+  ::testing::Test::RecordProperty("merged_pages", std::to_string(merged));
+}
+
+int NumTraces() {
+#ifdef __SANITIZE_THREAD__  // takes 50 times as long
+  return 20;
+#else
+  return std::getenv("COPPICE_LONG_TEST") != nullptr ? 1000 : 200;
+#endif
+}
+
+// 50 pages of 16 tokens: too few for what runs.
+TEST(EngineModel, DeterministicTracesWarmEqualsCold) {
+  RunDeterministicTraces("llama-gqa", {.kv_cache_bytes = 50 * 16 * 768}, NumTraces());
+}
+
+// The same where two ranks divide the tokens of each page.
+TEST(EngineModel, DeterministicTracesWarmEqualsColdWithTokensDivided) {
+  RunDeterministicTraces("starcoder-a", {.device = "cpu,cpu", .kv_split = KvSplit::kTokens, .kv_cache_bytes = 50 * 16 * 256},
+                         NumTraces());
 }
 
 }  // namespace

@@ -22,7 +22,7 @@
 
 namespace coppice {
 
-// What a rank stands on, beside its device.
+// Threads and attention context of a rank, beside its device.
 struct RankParts {
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<attention::Context> context;
@@ -37,6 +37,7 @@ struct EngineParts {
   Status tokenizer_status;                 // this and the two below: of ModelInfo
   SamplingParams sampling;
   std::vector<std::string> notes;
+  std::string kv_split_reason;  // of ModelInfo
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<attention::Context> context;  // may be null if the runner does not need one
   std::vector<RankParts> other_ranks;           // threads and context above are the first rank's
@@ -56,7 +57,7 @@ using LoadProgress = std::function<void(int64_t done, int64_t total)>;
 // Those of Engine::Create, for tests that look at them. REQUIRES: ValidateOptions(options).
 Result<EngineParts> LoadEngineParts(const EngineOptions& options, LoadProgress progress = {});
 
-// Engine::Create, which tells how far it is.
+// Engine::Create, which reports how far it is.
 Result<std::unique_ptr<Engine>> CreateEngine(const EngineOptions& options, LoadProgress progress);
 
 // Engine::Create without weights and without KV: tokens come at once, each a piece of text that means nothing (NullRunner). The

@@ -520,13 +520,13 @@ TEST(Engine, EqualPromptsInFlightAreComputedOnce) {
   EngineHarness harness({.model = {.num_pages = 128}, .max_batch_tokens = 32});
   for (int i = 0; i < 4; ++i) harness.Submit(Greedy(Prompt(100), 4));
   harness.RunToEnd();
-  // Everybody computes the prompt's last token for its logits, and three tokens of its own.
+  // Each computes the prompt's last token for its logits, and three tokens of its own.
   EXPECT_EQ(harness.model().tokens_computed(), 100 + 3 * 1 + 4 * 3);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(harness.outputs(i)[0].tokens, harness.GreedyAfter(Prompt(100), 4));
   EXPECT_EQ(harness.engine().Metrics().cached_tokens, 3 * 100);
 }
 
-TEST(Engine, WhoSharesWithAPromptOfTheSameStepDoesNotWait) {
+TEST(Engine, ARequestThatSharesWithAPromptOfTheSameStepDoesNotWait) {
   EngineHarness harness({.model = {.num_pages = 128}, .max_batch_tokens = 256});
   std::vector<std::vector<int32_t>> prompts;
   for (const int32_t shared : {40, 40, 1, 20, 32}) {  // with the first one
@@ -574,7 +574,7 @@ std::vector<int32_t> MemberOf(int32_t group, int32_t member) {
   return prompt;
 }
 
-TEST(Engine, GroupsRunTogetherWhenNotEverybodyFits) {
+TEST(Engine, GroupsRunTogetherWhenNotAllFit) {
   for (const int32_t budget : {8, 64}) {  // the shared part in several steps, or in one
     SCOPED_TRACE(budget);
     EngineHarness harness({.model = {.num_pages = 128}, .max_running = 4, .max_batch_tokens = budget});
@@ -604,8 +604,8 @@ std::vector<int32_t> OrderOfBeginning(EngineHarness& harness, const std::vector<
   return order;
 }
 
-// What trainers send: each prompt in many requests of one sample, in any order, and many more of them wait than are compared.
-TEST(Engine, MembersOfGroupsFollowEachOtherWhereverTheyStandInLine) {
+// Requests of trainers: each prompt in many requests of one sample, in any order, and many more of them wait than are compared.
+TEST(Engine, MembersOfGroupsFollowEachOtherWhereverTheyQueue) {
   constexpr int32_t kPrompts = 32, kMembers = 16, kLength = 40, kTokens = 6;
   for (const int32_t budget : {24, 256}) {  // a prompt takes several steps, or several prompts fit into one
     SCOPED_TRACE(budget);
@@ -672,7 +672,7 @@ TEST(Engine, AGroupThatGrowsLetsOthersIn) {
   EXPECT_TRUE(harness.done(cold)) << served;
 }
 
-TEST(Engine, CancellingTheOneWhoComputesHandsThePromptOver) {
+TEST(Engine, CancellingTheComputingRequestHandsThePromptOver) {
   EngineHarness harness({.model = {.num_pages = 128}, .max_batch_tokens = 32});
   const RequestId first = harness.Submit(Greedy(Prompt(100), 4));
   harness.Submit(Greedy(Prompt(100), 4));
@@ -697,7 +697,7 @@ TEST(Engine, SaltsAreNeverShared) {
   harness.Submit(b);
   harness.RunToEnd();
   EXPECT_EQ(harness.engine().Metrics().cached_tokens, 0);
-  harness.Submit(c);  // public up to 20, and nobody's public text is there yet
+  harness.Submit(c);  // public up to 20, and no public text is there yet
   harness.RunToEnd();
   EXPECT_EQ(harness.engine().Metrics().cached_tokens, 0);
   Request d = Greedy(Prompt(40), 4);
@@ -753,7 +753,7 @@ TEST(Engine, ASavedPrefixIsLoadedForATenant) {
     EngineHarness reader({});
     EXPECT_EQ(reader.engine().LoadPrefix("p", path, {.name = std::string(4097, 'x')}).code(), StatusCode::kInvalidArgument);
     ASSERT_TRUE(reader.engine().LoadPrefix("p", path, {.name = "alice"}).ok());
-    ASSERT_TRUE(reader.engine().SavePrefix("p", path).ok());  // as it was: the file does not tell whose it is
+    ASSERT_TRUE(reader.engine().SavePrefix("p", path).ok());  // as it was: the file does not name its tenant
     EXPECT_EQ(writer.engine().LoadPrefix("p", path, CacheTenant()).code(), StatusCode::kOk);
     for (const Request& stranger : {request("bob", salt), request("", salt)}) {
       reader.Submit(stranger);
@@ -815,7 +815,7 @@ TEST(Engine, AFollowUpSharesWithSiblingsThatStillRun) {
   for (const Output& output : harness.outputs(2)) EXPECT_EQ(output.tokens, expected);
 }
 
-TEST(Engine, APinnedPromptOutlivesThePressure) {
+TEST(Engine, APinnedPromptOutlivesAFullCache) {
   EngineHarness harness({.model = {.num_pages = 12, .page_size = 16}});
   Request system = Greedy(Prompt(64), 1);
   system.pin_prompt_as = "system";
@@ -979,7 +979,7 @@ TEST(Engine, PrefillFirstStallsDecodesAsLongAsPromptsWait) {
   EXPECT_EQ(harness.outputs(1)[0].tokens, harness.GreedyAfter(Prompt(100, 9), 10));
 }
 
-TEST(Engine, MetricsTellStepsApartAndWhatIsShared) {
+TEST(Engine, MetricsReportStepsApartAndWhatIsShared) {
   EngineHarness harness({.model = {.num_pages = 64}});
   Request request{.prompt_ids = Prompt(20), .n = 4, .max_tokens = 6};
   request.pin_prompt_as = "p";
@@ -1212,6 +1212,24 @@ TEST(Engine, RunSleepsUntilThereIsWorkAndStopsWhenAsked) {
   }
 }
 
+TEST(Engine, NoEventComesAfterRun) {
+  EngineHarness harness({.event_thread = true});
+  std::stop_source stop;
+  std::atomic<int> events{0};
+  Request request = Greedy(Prompt(5), 20);
+  request.on_event = [&](const StreamEvent&) {
+    stop.request_stop();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    ++events;
+  };
+  ASSERT_TRUE(harness.engine().Submit(std::move(request)).ok());
+  ASSERT_TRUE(harness.engine().Run(stop.get_token()).ok());
+  const int seen = events;
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_GT(seen, 0);
+  EXPECT_EQ(events, seen);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------------
 // endings
 
@@ -1354,7 +1372,7 @@ TEST(Engine, ADeadlineEndsARequestWithAnError) {
   EXPECT_EQ(harness.outputs(0)[0].status.code(), StatusCode::kDeadlineExceeded);
 }
 
-TEST(Engine, AFailedForwardEndsWhoTookPartInItAndNobodyElse) {
+TEST(Engine, AFailedForwardEndsItsRequestsAndNoOthers) {
   EngineHarness harness({.max_running = 3, .max_batch_tokens = 16});
   harness.Submit(Greedy(Prompt(10), 10, 2));
   harness.Step(2);
@@ -1390,7 +1408,7 @@ TEST(Engine, ALostDeviceEndsAllRequests) {
     }
     ASSERT_TRUE(harness.cache().CheckIntegrity().ok());
     EXPECT_EQ(harness.cache().usage().pages_in_use, 0);
-    EXPECT_FALSE(*harness.engine().Step());  // nobody is left
+    EXPECT_FALSE(*harness.engine().Step());  // none is left
   }
 }
 
@@ -1459,7 +1477,7 @@ TEST(Engine, TheQueueCountsSamples) {
   EXPECT_FALSE(harness.engine().Submit(Greedy(Prompt(4), 4, 3)).ok());
   EXPECT_TRUE(harness.engine().Submit(Greedy(Prompt(4), 4, 2)).ok());
   harness.RunToEnd();
-  // What ends without having begun leaves its places too.
+  // A request that ends before it begins leaves its places too.
   const RequestId waits = harness.engine().Submit(Greedy(Prompt(4), 4, 8)).value();
   ASSERT_TRUE(harness.engine().Cancel(waits).ok());
   harness.RunToEnd();
@@ -1475,7 +1493,7 @@ TEST(Engine, OneNameLeavesRoomInTheQueueForOthers) {
     request.share_of = name;
     return harness.engine().Submit(std::move(request)).ok();
   };
-  for (int i = 0; i < 12; ++i) EXPECT_TRUE(submit("alice")) << i;  // nobody else asks
+  for (int i = 0; i < 12; ++i) EXPECT_TRUE(submit("alice")) << i;  // no other name asks
   EXPECT_FALSE(submit("alice"));
   for (int i = 0; i < 6; ++i) EXPECT_TRUE(submit("bob")) << i;
   EXPECT_FALSE(submit("bob"));  // above half
@@ -1493,7 +1511,7 @@ TEST(Engine, OneNameLeavesRoomInTheQueueForOthers) {
   harness.RunToEnd();
 }
 
-TEST(Engine, EventsTellWhetherTheRequestHadBegun) {
+TEST(Engine, EventsReportWhetherTheRequestHadBegun) {
   EngineHarness harness({});
   std::vector<bool> begun;
   const auto submit = [&] {

@@ -1,4 +1,4 @@
-// A mutex that lets whoever waits in before whoever comes later: a thread that locks it in a loop cannot starve another.
+// A mutex that threads enter in the order of their arrival: a thread that locks it in a loop cannot starve another.
 // Layer: engine.
 #pragma once
 

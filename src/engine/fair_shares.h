@@ -1,6 +1,6 @@
-// What requests of each name (Request::share_of) hold of the engine, and which name is next to get more. While several names want
-// places among the running samples, each has an equal part of them, and none loses what no other wants (max-min fairness).
-// Counts; decides nothing about requests. Layer: engine.
+// The parts of the engine that requests of each name (Request::share_of) hold, and which name is next to get more. While several
+// names want places among the running samples, each has an equal part of them, and none loses what no other wants (max-min
+// fairness). Counts; decides nothing about requests. Layer: engine.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct FairShare {
   int32_t running = 0;  // places that it holds
   // The highest priority of its prompts under way.
   std::optional<int32_t> prompt_priority;
-  Sequence* next = nullptr;   // first in line
+  Sequence* next = nullptr;   // first in the queue
   int64_t prompt_tokens = 0;  // in the step that is scheduled
 };
 
@@ -27,18 +27,18 @@ class FairShares {
  public:
   // Stays where it is while a sequence of that name waits or runs.
   FairShare* Of(const std::string& name) { return &shares_[name]; }
-  // Counts anew, if there is more than one name, and forgets those without sequences. `free`: places that nobody holds.
+  // Counts anew, if there is more than one name, and forgets those without sequences. `free`: free places.
   void Count(std::span<Sequence* const> running, const std::deque<Sequence*>& waiting, int32_t free);
   // Whether more than one name has sequences. The rest REQUIRES it, and is as of the last Count and what was noted since.
   bool contended() const { return contended_; }
   // Places of each name, while all of them want that many.
   int32_t part() const { return part_; }
-  // Of the names below their part that have a sequence in line, the one that comes next: the highest priority, then the fewest
+  // Of the names below their part that have a sequence in the queue, the one that comes next: the highest priority, then the fewest
   // places. Null: none.
   const FairShare* neediest() const { return neediest_; }
   // Whether a sequence may take a place: not where its name has its part and another one below its own wants it.
   bool MayTake(const Sequence& sequence) const;
-  // Gives each name that has prompts its part of the step's `tokens` of them; `places_are_free`: those in line count too.
+  // Gives each name that has prompts its part of the step's `tokens` of them; `places_are_free`: those in the queue count too.
   void DividePrompts(int32_t tokens, bool places_are_free);
   // How many tokens of its prompt a sequence may have in the step, as far as names go. One whose priority is above that of all
   // other names' prompts may have them all.

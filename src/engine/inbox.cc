@@ -40,7 +40,7 @@ RequestId Inbox::Take(RequestPtr request) {
   const int32_t samples = request->params.n;
   const RequestId id{next_id_};
   request->id = request->listener->request = id;
-  // What may lack memory comes first, each such that nothing is left of it where the next one fails.
+  // Allocations come first; where one fails, those before it leave no trace.
   std::vector<RequestPtr>& requests = arrivals_.requests;
   if (requests.size() == requests.capacity()) requests.reserve(2 * requests.size() + 8);
   const auto alive = alive_.emplace(id, Alive{.name = name, .samples = samples}).first;
@@ -81,7 +81,7 @@ double Inbox::Begin(std::span<const RequestId> begun) {
 }
 
 template <class Id>
-Status Inbox::Tell(RequestId request, Id id, std::vector<Id>* list) {
+Status Inbox::Post(RequestId request, Id id, std::vector<Id>* list) {
   const std::lock_guard lock(mutex_);
   if (!alive_.contains(request)) return UnknownRequest(request);
   list->push_back(id);
@@ -89,11 +89,11 @@ Status Inbox::Tell(RequestId request, Id id, std::vector<Id>* list) {
   return OkStatus();
 }
 
-Status Inbox::Cancel(RequestId id) { return Tell(id, id, &arrivals_.cancelled); }
+Status Inbox::Cancel(RequestId id) { return Post(id, id, &arrivals_.cancelled); }
 
-Status Inbox::Prune(SampleId sample) { return Tell(sample.request, sample, &arrivals_.pruned); }
+Status Inbox::Prune(SampleId sample) { return Post(sample.request, sample, &arrivals_.pruned); }
 
-Status Inbox::Release(RequestId id) { return Tell(id, id, &arrivals_.released); }
+Status Inbox::Release(RequestId id) { return Post(id, id, &arrivals_.released); }
 
 void Inbox::Wake() {
   const std::lock_guard lock(mutex_);

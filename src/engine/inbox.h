@@ -1,6 +1,6 @@
-// What other threads ask of the engine, until the thread that steps takes it: requests, in the order of their arrival, and what
-// they do not want any more. Gives requests their ids, knows which are alive and which have begun, and shares the places of those
-// that wait among the names that they have (Request::share_of); knows nothing else of what becomes of them. Layer: engine.
+// Calls of other threads, until the thread that steps takes them: requests, in the order of their arrival, and those that are not
+// wanted any more. Gives requests their ids, knows which are alive and which have begun, and shares the places of those that wait
+// among the names that they have (Request::share_of); knows nothing else of what becomes of them. Layer: engine.
 #pragma once
 
 #include <chrono>
@@ -35,9 +35,9 @@ class Inbox {
   Status Cancel(RequestId id);
   Status Prune(SampleId sample);
   Status Release(RequestId id);
-  // Whoever waits for arrivals goes on: there is something to do that did not come through here.
+  // The thread that waits for arrivals goes on: there is something to do that did not come through here.
   void Wake();
-  // Requests that have not begun to run: those that were not taken yet, and what SetScheduled was told.
+  // Requests that have not begun to run: those that were not taken yet, and the number given to SetScheduled.
   int32_t waiting() const;
 
   // ---- the stepping thread
@@ -72,7 +72,7 @@ class Inbox {
 
   // Adds to a list of `arrivals_`.
   template <class Id>
-  Status Tell(RequestId request, Id id, std::vector<Id>* list);
+  Status Post(RequestId request, Id id, std::vector<Id>* list);
   // With the lock held:
   Status CheckRoom(const std::string& name, int32_t samples) const;
   RequestId Take(RequestPtr request);

@@ -11,7 +11,7 @@ bool IsOfPrompt(const RequestState& request, const PromptScore& wanted) {
   return wanted.position + 1 < request.prompt_length() && request.params.prompt_ids[wanted.position + 1] == wanted.token;
 }
 
-// What a request wants to know of each token.
+// The fields of a score that a request wants of each token.
 TokenScore WantedOf(const PromptScores& scores) {
   return {.temperature = scores.temperature, .top_token = scores.num_top > 0 ? 0 : -1, .rank = scores.ranks.empty() ? 0 : 1};
 }

@@ -61,7 +61,7 @@ class KeptScoresTest : public ::testing::Test {
     for (const float logit : logits) sum += std::exp(logit / temperature);
     return logits[token] / temperature - std::log(sum);
   }
-  // What the event says of a prompt is what the model says.
+  // The event's scores of a prompt are the model's.
   void ExpectOfModel(const StreamEvent& event, const std::vector<int32_t>& prompt, double temperature = 1) {
     ASSERT_EQ(event.prompt_logprobs.size(), prompt.size());
     for (size_t i = 0; i < prompt.size(); ++i) {

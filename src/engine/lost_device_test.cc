@@ -37,12 +37,12 @@ TEST(LostDevice, EndsAllRequestsAndEveryLaterStepSaysSo) {
 
   cuda::LoseDevice(0);
   Result<bool> step = engine->Step();
-  for (int32_t more = 0; step.ok() && more < 3; ++more) step = engine->Step();  // what had been done before is told
+  for (int32_t more = 0; step.ok() && more < 3; ++more) step = engine->Step();  // reports what had been done before
   ASSERT_EQ(step.status().code(), StatusCode::kUnavailable) << step.status().ToString();
   EXPECT_NE(step.status().message().find("lost"), std::string::npos) << step.status().message();
   EXPECT_EQ(ended, 8);
 
-  submit();  // and nobody gets anywhere afterwards
+  submit();  // and no request gets anywhere afterwards
   step = engine->Step();
   EXPECT_EQ(step.status().code(), StatusCode::kUnavailable) << step.status().ToString();
   EXPECT_EQ(ended, 10);

@@ -1,4 +1,4 @@
-// Whose constrained samples sit out steps, since their masks have taken too much of everybody's time. Layer: engine.
+// Names whose constrained samples sit out steps, since their masks have taken too much of the steps' time. Layer: engine.
 #pragma once
 
 #include <chrono>

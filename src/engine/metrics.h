@@ -25,7 +25,7 @@ class MetricsRecorder {
   };
   explicit MetricsRecorder(Fixed fixed);
 
-  // Counters that whoever does the work adds to.
+  // Counters, to which each part of the engine adds.
   EngineMetrics& totals() { return totals_; }
   // Of the call of Engine::Step at hand: times are added to it.
   StepMetrics& step() { return step_; }
@@ -34,12 +34,12 @@ class MetricsRecorder {
   // Step `step` was launched: notes how its plan reads what samples have in common, where that is due. The cache's forest is the
   // one that was planned.
   void NotePlan(int64_t step, const ScheduledBatch& batch, const Runner& runner, const KvCache& cache);
-  // A step was computed, and is to be committed: everybody who ran still holds its pages.
+  // A step was computed, and is to be committed: all sequences that ran still hold their pages.
   void CountStep(const ScheduledBatch& batch, const StepStats& stats, const KvCache::Usage& usage);
   // The call of Engine::Step at hand committed a step and took so long.
   void CountTime(double seconds);
 
-  // What Publish asks of others.
+  // State of other components that Publish reads.
   struct Now {
     const KvCache* cache = nullptr;
     int32_t waiting = 0, running = 0;

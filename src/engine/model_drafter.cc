@@ -23,69 +23,70 @@ Status ModelDrafter::RunRounds(std::span<const DraftRequest> requests) {
   num_distributions_ = 0;
   jobs_.clear();
   for (const DraftRequest& request : requests) {
-    if (const auto found = lanes_.find(KeyOf(*request.sequence)); found != lanes_.end()) found->second.last_call = calls_;
+    if (const auto found = draft_branches_.find(KeyOf(*request.sequence)); found != draft_branches_.end())
+      found->second.last_call = calls_;
   }
-  ReleaseUnused();  // before anybody needs room
+  ReleaseUnused();  // before any sequence needs room
   int32_t budget = parts_.max_batch_tokens;
   for (const DraftRequest& request : requests) {
     const Sequence& sequence = *request.sequence;
     const int32_t depth = std::min(request.max_depth, parts_.max_context - sequence.length());
     if (depth < 1 || budget == 0) continue;
-    const auto found = lanes_.find(KeyOf(sequence));
-    Lane* const lane = found != lanes_.end() ? &found->second : Admit(sequence);
-    if (lane == nullptr) continue;
-    Follow(sequence, lane);
+    const auto found = draft_branches_.find(KeyOf(sequence));
+    DraftBranch* const draft = found != draft_branches_.end() ? &found->second : Admit(sequence);
+    if (draft == nullptr) continue;
+    Follow(sequence, draft);
     // The last token is fed again if need be: its logits are wanted.
-    const int32_t begin = std::min(lane->computed, lane->known - 1);
-    const int32_t count = std::min(lane->known - begin, budget);
+    const int32_t begin = std::min(draft->computed, draft->known - 1);
+    const int32_t count = std::min(draft->known - begin, budget);
     budget -= count;
-    jobs_.push_back({.request = &request, .lane = lane, .begin = begin, .count = count, .depth = depth});
+    jobs_.push_back({.request = &request, .draft = draft, .begin = begin, .count = count, .depth = depth});
   }
   while (std::ranges::any_of(jobs_, [](const Job& job) { return job.count > 0; })) COPPICE_RETURN_IF_ERROR(RunRound());
   return OkStatus();
 }
 
-ModelDrafter::LaneKey ModelDrafter::KeyOf(const Sequence& sequence) { return {sequence.request->id, sequence.index}; }
+ModelDrafter::DraftBranchKey ModelDrafter::KeyOf(const Sequence& sequence) { return {sequence.request->id, sequence.index}; }
 
-void ModelDrafter::Follow(const Sequence& sequence, Lane* lane) {
+void ModelDrafter::Follow(const Sequence& sequence, DraftBranch* draft) {
   const int32_t length = sequence.length();
-  int32_t agreed = lane->known;
-  while (agreed < lane->computed && agreed < length && lane->tokens[agreed] == sequence.TokenAt(agreed)) ++agreed;
-  if (agreed < lane->computed) {
-    lane->computed = agreed;
-    parts_.cache->MarkComputed(lane->branch, agreed);
+  int32_t agreed = draft->known;
+  while (agreed < draft->computed && agreed < length && draft->tokens[agreed] == sequence.TokenAt(agreed)) ++agreed;
+  if (agreed < draft->computed) {
+    draft->computed = agreed;
+    parts_.cache->MarkComputed(draft->branch, agreed);
   }
-  lane->tokens.resize(lane->known);
-  while (std::ssize(lane->tokens) < length) lane->tokens.push_back(sequence.TokenAt(static_cast<int32_t>(lane->tokens.size())));
-  lane->known = length;
+  draft->tokens.resize(draft->known);
+  while (std::ssize(draft->tokens) < length) draft->tokens.push_back(sequence.TokenAt(static_cast<int32_t>(draft->tokens.size())));
+  draft->known = length;
 }
 
-ModelDrafter::Lane* ModelDrafter::Admit(const Sequence& sequence) {
+ModelDrafter::DraftBranch* ModelDrafter::Admit(const Sequence& sequence) {
   const std::span<const int32_t> tokens = sequence.Tokens(&scratch_);
-  const KvCache::Admission admission =
-      parts_.cache->Admit({.tokens = tokens, .salt = SaltOf(sequence), .spare_pages = static_cast<int32_t>(lanes_.size()) + 1});
+  const KvCache::Admission admission = parts_.cache->Admit(
+      {.tokens = tokens, .salt = SaltOf(sequence), .spare_pages = static_cast<int32_t>(draft_branches_.size()) + 1});
   if (admission.outcome != KvCache::Outcome::kAdmitted) return nullptr;
-  Lane& lane = lanes_[KeyOf(sequence)];
-  lane = {.branch = admission.branch,
-          .known = static_cast<int32_t>(tokens.size()),
-          .computed = admission.computed,
-          .told = static_cast<int32_t>(sequence.generated.size()),
-          .tokens = {tokens.begin(), tokens.end()},
-          .last_call = calls_};
-  steps_.SetSlot(sequence, lane.branch);
-  return &lane;
+  DraftBranch& draft = draft_branches_[KeyOf(sequence)];
+  draft = {.branch = admission.branch,
+           .known = static_cast<int32_t>(tokens.size()),
+           .computed = admission.computed,
+           .acknowledged = static_cast<int32_t>(sequence.generated.size()),
+           .tokens = {tokens.begin(), tokens.end()},
+           .last_call = calls_};
+  steps_.SetSlot(sequence, draft.branch);
+  return &draft;
 }
 
 void ModelDrafter::ReleaseUnused() {
-  for (auto entry = lanes_.begin(); entry != lanes_.end();) {
-    const Lane& lane = entry->second;
-    if (lane.last_call == calls_) {
+  for (auto entry = draft_branches_.begin(); entry != draft_branches_.end();) {
+    const DraftBranch& draft = entry->second;
+    if (draft.last_call == calls_) {
       ++entry;
       continue;
     }
-    parts_.cache->Release(lane.branch, lane.tokens);
-    steps_.FreeSlot(lane.branch);
-    entry = lanes_.erase(entry);
+    parts_.cache->Release(draft.branch, draft.tokens);
+    steps_.FreeSlot(draft.branch);
+    entry = draft_branches_.erase(entry);
   }
 }
 
@@ -95,11 +96,11 @@ Status ModelDrafter::RunRound() {
   for (Job& job : jobs_) {
     if (job.count == 0) continue;
     const int32_t end = job.begin + job.count;
-    if (!cache.Grow(job.lane->branch, end)) {
+    if (!cache.Grow(job.draft->branch, end)) {
       job.count = 0;  // it goes without further drafts
       continue;
     }
-    job.last_row = steps_.Rows(job.lane->branch, job.begin, std::span(job.lane->tokens).subspan(job.begin, job.count));
+    job.last_row = steps_.Rows(job.draft->branch, job.begin, std::span(job.draft->tokens).subspan(job.begin, job.count));
   }
   if (steps_.next().num_tokens() == 0) return OkStatus();
   AppendDraws();
@@ -109,8 +110,8 @@ Status ModelDrafter::RunRound() {
   kv_bytes_read_ += result.stats.kv_bytes_read;
   for (const Job& job : jobs_) {
     if (job.count == 0) continue;
-    job.lane->computed = job.begin + job.count;
-    cache.MarkComputed(job.lane->branch, job.lane->computed);
+    job.draft->computed = job.begin + job.count;
+    cache.MarkComputed(job.draft->branch, job.draft->computed);
   }
   step.Computed();
   TakeDrafts(result.draws);
@@ -118,7 +119,7 @@ Status ModelDrafter::RunRound() {
 }
 
 void ModelDrafter::Clear() {
-  lanes_.clear();
+  draft_branches_.clear();
   jobs_.clear();
   steps_.Clear();
   parts_.cache->Clear();
@@ -129,8 +130,8 @@ void ModelDrafter::AppendDraws() {
     if (!job.samples()) continue;
     const Sequence& sequence = *job.request->sequence;
     const bool keeps = !parts_.exact && sequence.request->params.sampling.temperature > 0;
-    steps_.TellSlot(sequence, job.lane->branch, &job.lane->told);
-    steps_.DraftDraw(sequence, job.lane->branch, job.last_row, /*distribution=*/keeps ? num_distributions_++ : -1);
+    steps_.NotifySlot(sequence, job.draft->branch, &job.draft->acknowledged);
+    steps_.DraftDraw(sequence, job.draft->branch, job.last_row, /*distribution=*/keeps ? num_distributions_++ : -1);
   }
 }
 
@@ -148,7 +149,7 @@ void ModelDrafter::TakeDrafts(std::span<const TokenDraw> draws) {
     if (distribution >= 0) draft.proposals.push_back(distribution);
     const std::vector<int32_t>& ends = *job.request->sequence->request->end_ids;
     if (draft.size() == job.depth || std::ranges::find(ends, token) != ends.end()) continue;
-    job.lane->tokens.push_back(token);
+    job.draft->tokens.push_back(token);
     job.count = 1;
   }
 }

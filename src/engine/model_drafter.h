@@ -1,6 +1,6 @@
 // Drafts by a second, smaller model of the same vocabulary, which runs ahead of the first on a runner and a KV cache of its own:
-// prefixes are shared and kept there as they are in the target's. Chains only. Layer: engine. Leviathan et al. 2023; Chen et al.
-// 2023.
+// prefixes are shared and kept there as they are in the target's. Linear drafts only. Layer: engine. Leviathan et al. 2023; Chen et
+// al. 2023.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ class ModelDrafter final : public Drafter {
   explicit ModelDrafter(ModelDrafterParts parts);
 
   // Sequences that are not caught up with yet (their prompt is new to the draft model) get no draft; at most max_batch_tokens of
-  // them are computed in a call, so that nobody stalls. Nor do those for which there is no room. Errors are those of the forward
-  // pass.
+  // them are computed in a call, so that no sequence stalls. Nor do those for which there is no room. Errors are those of the
+  // forward pass.
   Status Propose(std::span<const DraftRequest> requests) override;
   void Clear() override;
   Status Sleep() override { return parts_.runner->Sleep(/*keep_weights=*/true); }
@@ -45,30 +45,30 @@ class ModelDrafter final : public Drafter {
 
  private:
   // A sequence's branch in the draft model.
-  struct Lane {
+  struct DraftBranch {
     BranchId branch = kNoBranch;
     int32_t known = 0;            // of `tokens`, those that were the sequence's when it was last asked for
     int32_t computed = 0;         // of `tokens`, those whose KV is there
-    int32_t told = 0;             // generated tokens that the sampling slot knows of; kept where there are penalties
+    int32_t acknowledged = 0;     // generated tokens that the sampling slot knows of; kept where there are penalties
     std::vector<int32_t> tokens;  // and drafts behind them
     uint64_t last_call = 0;
   };
-  using LaneKey = std::pair<RequestId, int32_t>;  // request and sample
-  // A lane's part of a round: tokens [begin, begin + count) of it are fed.
+  using DraftBranchKey = std::pair<RequestId, int32_t>;  // request and sample
+  // A branch's part of a round: tokens [begin, begin + count) of it are fed.
   struct Job {
     const DraftRequest* request = nullptr;
-    Lane* lane = nullptr;
+    DraftBranch* draft = nullptr;
     int32_t begin = 0, count = 0;
     int32_t depth = 0;  // drafts wanted
     int32_t last_row = 0;
-    bool samples() const { return count > 0 && begin + count == static_cast<int32_t>(lane->tokens.size()); }
+    bool samples() const { return count > 0 && begin + count == static_cast<int32_t>(draft->tokens.size()); }
   };
 
-  static LaneKey KeyOf(const Sequence& sequence);
+  static DraftBranchKey KeyOf(const Sequence& sequence);
   // Drops what was drafted and not accepted, and adds what came since.
-  void Follow(const Sequence& sequence, Lane* lane);
-  // Null when there is no room, or somebody computes the same prompt right now.
-  Lane* Admit(const Sequence& sequence);
+  void Follow(const Sequence& sequence, DraftBranch* draft);
+  // Null when there is no room, or another branch computes the same prompt right now.
+  DraftBranch* Admit(const Sequence& sequence);
   // Of sequences that this call was not asked about.
   void ReleaseUnused();
   // Forward passes until every request has its draft.
@@ -81,7 +81,7 @@ class ModelDrafter final : public Drafter {
 
   ModelDrafterParts parts_;
   StepBuilder steps_;  // on parts_.cache
-  std::map<LaneKey, Lane> lanes_;
+  std::map<DraftBranchKey, DraftBranch> draft_branches_;
   std::vector<Job> jobs_;
   uint64_t calls_ = 0;
   int64_t kv_bytes_read_ = 0;

@@ -8,7 +8,7 @@ namespace coppice {
 namespace {
 
 constexpr int32_t kMaxPlaces = 32;  // compared; bounds the work on text that repeats itself
-constexpr int32_t kMaxMatch = 8;    // tokens; longer agreement tells nothing more
+constexpr int32_t kMaxMatch = 8;    // tokens; longer agreement adds nothing
 
 uint64_t Key(int32_t a, int32_t b) { return static_cast<uint64_t>(static_cast<uint32_t>(a)) << 32 | static_cast<uint32_t>(b); }
 

@@ -1,4 +1,4 @@
-// What is said of logits that are no numbers, by whoever meets them. Layer: engine.
+// The message for logits that are no numbers, wherever they are found. Layer: engine.
 #pragma once
 
 #include <string>

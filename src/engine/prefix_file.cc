@@ -111,7 +111,7 @@ Result<StoredPrefix> ReadPrefixFile(const std::string& path, const KvOrigin& exp
   COPPICE_ASSIGN_OR_RETURN(prefix.tokens, file.Read<int32_t>("tokens"));
   COPPICE_ASSIGN_OR_RETURN(const std::vector<uint8_t> salt, file.Read<uint8_t>("salt"));
   prefix.salt.assign(salt.begin(), salt.end());
-  // The checksum covers it, but whoever writes a file can write a checksum too.
+  // The checksum covers it, but a forged file can have a checksum too.
   const std::string& begin = metadata["private_begin"];
   const auto [end, error] = std::from_chars(begin.data(), begin.data() + begin.size(), prefix.private_begin);
   if (error != std::errc() || end != begin.data() + begin.size() || prefix.private_begin < 0 ||

@@ -15,7 +15,7 @@
 
 namespace coppice {
 
-// What KV belongs to: it may be used only where all of this is equal.
+// The identity of KV: it may be used only where all of this is equal.
 struct KvOrigin {
   std::string model;  // fingerprint
   DType dtype = DType::kBF16;
@@ -40,8 +40,8 @@ struct StoredPrefix {
 // there than an earlier prefix file or an empty one (ResolveOutput of core/file.h).
 Result<std::string> ResolvePrefixOutput(const std::string& path);
 
-// Atomic: a reader finds the old file or the new one (core/file.h, FileReplacement). The file holds the prompt and its salt; who
-// may read it follows from the umask. Errors: as ResolvePrefixOutput, or with the system's reason.
+// Atomic: a reader finds the old file or the new one (core/file.h, FileReplacement). The file holds the prompt and its salt; its
+// access follows from the umask. Errors: as ResolvePrefixOutput, or with the system's reason.
 Status WritePrefixFile(const std::string& path, const StoredPrefix& prefix);
 
 // The prefix in `path`, which must come from `expected`. NOT_FOUND: no such file. DATA_LOSS: truncated or corrupt.

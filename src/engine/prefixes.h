@@ -34,7 +34,7 @@ class Prefixes {
   // NOT_FOUND likewise; FAILED_PRECONDITION where its prompt is to be computed anew.
   Status CheckPinned(const std::string& name) const;
 
-  // What files of these prefixes say that their KV is of, and what those to be read must say: the model as it was loaded, and the
+  // The origin of KV that files of these prefixes name, and that files to be read must name: the model as it was loaded, and the
   // number of updates that its weights have had since, whose contents are not hashed.
   KvOrigin origin() const;
   void set_weight_version(int64_t version) { weight_version_ = version; }

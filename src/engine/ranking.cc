@@ -45,7 +45,7 @@ Result<std::optional<std::string>> LastAnswer(std::string_view text, const Regex
   return answer;
 }
 
-// What is wrong with the pattern, or with looking for it.
+// The error of the pattern or of a search for it, with the pattern in its message.
 Status OfPattern(std::string_view pattern, const Status& status) {
   if (status.ok()) return status;
   return InvalidArgument("answer pattern " + Printable(pattern, 96) + ": " + status.message());

@@ -1,4 +1,4 @@
-// What the engine remembers of a request: its parameters and its n sequences. Plain data; scheduler.h moves sequences between
+// The engine's state of a request: its parameters and its n sequences. Plain data; scheduler.h moves sequences between
 // states, engine.cc gives them tokens. Layer: engine.
 #pragma once
 
@@ -67,8 +67,8 @@ struct alignas(kCacheLine) Sequence {
   uint64_t arrival = 0, called_until = 0, round = 0;   // AdmissionOrder; arrivals count from 1
   bool follows = false;                                // AdmissionOrder
   std::shared_ptr<SharedConstraint> constraint;        // of Request::constraint; moved on by ConstraintMasks
-  int32_t draft_depth = 0;                             // how deep drafting has paid lately; 0: not tried yet
-  int32_t told = 0;          // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
+  int32_t draft_depth = 0;                             // how deep drafting has saved time lately; 0: not tried yet
+  int32_t acknowledged = 0;  // generated tokens that the sampling slot of `branch` knows of; kept where there are penalties
   PrefixTree::Cursor found;  // where its text was found in the cache last
   Draft draft;               // for the next step
   DraftRecord draft_record;
@@ -79,7 +79,7 @@ struct alignas(kCacheLine) Sequence {
   int32_t length() const;  // tokens known: prompt and generated
   // Tokens to be computed: those that are known, and those that a step under way will have chosen.
   int32_t remaining() const { return length() + draws_under_way - launched; }
-  // What may come next follows from what is under way: it cannot go along in a step before that is known.
+  // Its next token depends on a draw under way (constraint, beams): it goes along in no step before that draw is known.
   bool waits_for_draw() const;
   // Its prompt (or, after a preemption, what it had) is not computed yet; else it decodes.
   bool prefilling() const;
@@ -123,8 +123,8 @@ struct alignas(kCacheLine) RequestState {
   bool has_listener = false;  // listener->on_event is not empty
   bool has_stops = false;     // stop strings: the step decodes its text, since that decides when a sample ends
   bool has_constraint = false;
-  // Its sequences are beams. What they go on with follows from the draws of all of them, which the host must know: none of them is
-  // in a step that is launched before the step under way is committed.
+  // Its sequences are beams. Their continuations follow from the draws of all of them, which the host must know: none of them is in
+  // a step that is launched before the step under way is committed.
   std::unique_ptr<BeamSearch> beams;
   bool repins = false;       // the engine's own: computes a pinned prompt anew (Prefixes::TakeRepins)
   bool forked = false;       // its samples are sequences of their own: the prompt is computed, or its last step launched
@@ -141,7 +141,7 @@ struct alignas(kCacheLine) RequestState {
   PromptScores scores;
   std::optional<Clock::time_point> deadline;
   std::unique_ptr<BigramIndex> bigrams;  // of the prompt and of all outputs; NgramDrafter
-  int64_t turn = 0;                      // place in line: FairQueue
+  int64_t virtual_start = 0;             // place in the queue: FairQueue
   GroupState* group = nullptr;           // of params.group, or null
   FairShare* share = nullptr;            // of params.share_of, while one of its sequences waits or runs
 

@@ -83,10 +83,10 @@ Result<std::shared_ptr<SharedConstraint>> Samples::ConstraintAfter(const Sequenc
 TextStream Samples::TextAfter(const Sequence& sequence, int32_t begin, int32_t end) const {
   const RequestState& request = *sequence.request;
   TextStream text(tokenizer_, request.params.stop, request.listener->visible_tokens);
-  std::string told;
+  std::string text_so_far;
   for (int32_t i = begin; i < end; ++i) {
-    text.Push(sequence.generated[i], /*look_for_stops=*/true, &told);
-    told.clear();
+    text.Push(sequence.generated[i], /*look_for_stops=*/true, &text_so_far);
+    text_so_far.clear();
   }
   return text;
 }

@@ -1,6 +1,6 @@
-// What callers do with single samples: fork, extend, prune, and let kept ones go (Engine::Fork and its neighbours). Between steps:
-// what it makes goes on in line or beside what it came from, as the scheduler finds room. Layer: engine. docs/engine.md, "Trees
-// that users grow"; trees of samples: Hydragen section 3.3.
+// Callers' operations on single samples: fork, extend, prune, and let kept ones go (Engine::Fork and its neighbours). Between
+// steps: what it makes goes on in the queue or beside what it came from, as the scheduler finds room. Layer: engine.
+// docs/engine.md, "Trees that users grow"; trees of samples: Hydragen section 3.3.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ class Samples {
   static Result<std::shared_ptr<SharedConstraint>> ConstraintAfter(const Sequence& sequence, int32_t kept);
   // That behind `tokens`, which follow all that the sample has.
   Result<std::shared_ptr<SharedConstraint>> ConstraintAfter(const Sequence& sequence, std::span<const int32_t> tokens) const;
-  // A text stream that was told tokens [begin, end) of a sample.
+  // A text stream that has read tokens [begin, end) of a sample.
   TextStream TextAfter(const Sequence& sequence, int32_t begin, int32_t end) const;
 
   Scheduler& scheduler_;

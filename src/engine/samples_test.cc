@@ -34,10 +34,10 @@ Tokens Joined(Tokens first, std::span<const int32_t> second) {
 
 std::span<const int32_t> First(const Tokens& tokens, size_t count) { return std::span(tokens).first(count); }
 
-// What the samples of all requests were told, children included.
+// Events of the samples of all requests, children included.
 class Family {
  public:
-  struct Told {
+  struct Received {
     Tokens tokens;
     std::string text;
     std::vector<FinishReason> reasons;  // one for each time that it ended
@@ -50,12 +50,12 @@ class Family {
   RequestId Submit(Request request) {
     request.on_event = [this](const StreamEvent& event) {
       const std::lock_guard lock(mutex_);
-      Told& told = told_[{event.request, event.index}];
-      told.tokens.insert(told.tokens.end(), event.token_ids.begin(), event.token_ids.end());
-      told.text += event.text;
-      told.status = event.status;
-      told.cached_tokens = event.cached_tokens;
-      if (event.finish_reason) told.reasons.push_back(*event.finish_reason);
+      Received& received = received_[{event.request, event.index}];
+      received.tokens.insert(received.tokens.end(), event.token_ids.begin(), event.token_ids.end());
+      received.text += event.text;
+      received.status = event.status;
+      received.cached_tokens = event.cached_tokens;
+      if (event.finish_reason) received.reasons.push_back(*event.finish_reason);
       done_[event.request] += event.request_done;
     };
     return harness_.engine().Submit(std::move(request)).value();
@@ -81,7 +81,7 @@ class Family {
     const Status status = harness_.cache().CheckIntegrity();
     ASSERT_TRUE(status.ok()) << status.message();
   }
-  const Told& told(SampleId sample) { return told_[sample]; }
+  const Received& received(SampleId sample) { return received_[sample]; }
   int done(RequestId id) { return done_[id]; }
   EngineHarness& harness() { return harness_; }
   Engine& engine() { return harness_.engine(); }
@@ -90,7 +90,7 @@ class Family {
  private:
   EngineHarness harness_;
   std::mutex mutex_;
-  std::map<SampleId, Told> told_;
+  std::map<SampleId, Received> received_;
   std::map<RequestId, int> done_;
 };
 
@@ -119,12 +119,12 @@ TEST(Samples, AForkOfASampleThatDecodesCostsARowAndACopyOfAPage) {
       EXPECT_EQ(family.engine().Metrics().last_step.prefill_rows, 0);
       family.harness().RunToEnd();
       const Tokens all = family.harness().GreedyAfter(Prompt(18), 14);
-      EXPECT_EQ(family.told(parent).tokens, all);
+      EXPECT_EQ(family.received(parent).tokens, all);
       const size_t generated = begun.size() - 18;
       EXPECT_GE(generated, 4u);
       for (const SampleId child : children) {
-        EXPECT_EQ(family.told(child).tokens, Tokens(all.begin() + static_cast<std::ptrdiff_t>(generated), all.end()));
-        EXPECT_THAT(family.told(child).reasons, ElementsAre(FinishReason::kLength));
+        EXPECT_EQ(family.received(child).tokens, Tokens(all.begin() + static_cast<std::ptrdiff_t>(generated), all.end()));
+        EXPECT_THAT(family.received(child).reasons, ElementsAre(FinishReason::kLength));
       }
       EXPECT_EQ(family.done(request), 1);
       EXPECT_EQ(family.pages_in_use(), 0);
@@ -163,7 +163,7 @@ TEST(Samples, ChildrenOfASeedAreTheSamplesOfAFreshRequest) {
   family.harness().RunToEnd();
   forks.push_back(family.Fork(parent, {.n = 2, .keep_tokens = 11, .seed = 77, .max_tokens = 6}));  // of a kept one
   family.harness().RunToEnd();
-  const Tokens parents = family.told(parent).tokens;
+  const Tokens parents = family.received(parent).tokens;
   ASSERT_EQ(parents.size(), 12u);
   const size_t kept[] = {0, 3, 7, 3, 11};
   for (size_t i = 0; i < forks.size(); ++i) {
@@ -173,7 +173,8 @@ TEST(Samples, ChildrenOfASeedAreTheSamplesOfAFreshRequest) {
     same.sampling.seed = i == 3 ? 78 : 77;
     const RequestId id = fresh.Submit(same);
     fresh.harness().RunToEnd();
-    for (int32_t c = 0; c < 2; ++c) EXPECT_EQ(family.told(forks[i][c]).tokens, fresh.told({id, c}).tokens) << i << ", " << c;
+    for (int32_t c = 0; c < 2; ++c)
+      EXPECT_EQ(family.received(forks[i][c]).tokens, fresh.received({id, c}).tokens) << i << ", " << c;
   }
 }
 
@@ -187,7 +188,7 @@ TEST(Samples, ChildrenWithoutASeedDrawApart) {
   (void)family.Fork({request, 1}, {.n = 4, .keep_tokens = 0, .params = SamplingParams{.temperature = 1, .seed = 99}});
   family.harness().RunToEnd();
   std::set<Tokens> texts;
-  for (int32_t i = 0; i < 10; ++i) texts.insert(family.told({request, i}).tokens);
+  for (int32_t i = 0; i < 10; ++i) texts.insert(family.received({request, i}).tokens);
   EXPECT_EQ(texts.size(), 10u);
 }
 
@@ -205,8 +206,8 @@ TEST(Samples, SamplesAreForkedBeforeTheirPromptIsComputed) {
     const std::vector<SampleId> children = family.Fork({id, 1}, {.n = 2, .max_tokens = 3});
     family.harness().RunToEnd();
     const Tokens all = family.harness().GreedyAfter(Prompt(30), 6);
-    for (const int32_t index : {0, 1}) EXPECT_EQ(family.told({id, index}).tokens, all);
-    for (const SampleId child : children) EXPECT_EQ(family.told(child).tokens, Tokens(all.begin(), all.begin() + 3));
+    for (const int32_t index : {0, 1}) EXPECT_EQ(family.received({id, index}).tokens, all);
+    for (const SampleId child : children) EXPECT_EQ(family.received(child).tokens, Tokens(all.begin(), all.begin() + 3));
     EXPECT_EQ(family.done(id), 1);
   }
 }
@@ -218,11 +219,11 @@ TEST(Samples, AChildOfAPromptWithoutTokensHasItsOwn) {
     std::vector<SampleId> children;
     if (forks_first) children = family.Fork({id, 0}, {.n = 2, .max_tokens = 4});
     family.harness().RunToEnd();
-    EXPECT_THAT(family.told({id, 0}).reasons, ElementsAre(FinishReason::kLength));
+    EXPECT_THAT(family.received({id, 0}).reasons, ElementsAre(FinishReason::kLength));
     EXPECT_THAT(family.engine().Fork({id, 0}, {}).status().message(), HasSubstr("max_tokens of the request is 0"));
     if (!forks_first) children = family.Fork({id, 0}, {.n = 2, .max_tokens = 4});
     family.harness().RunToEnd();
-    for (const SampleId child : children) EXPECT_EQ(family.told(child).tokens, family.harness().GreedyAfter(Prompt(20), 4));
+    for (const SampleId child : children) EXPECT_EQ(family.received(child).tokens, family.harness().GreedyAfter(Prompt(20), 4));
   }
 }
 
@@ -237,13 +238,13 @@ TEST(Samples, APrunedSampleComputesThePromptForTheOthers) {
         const SampleId child = family.Fork({id, 0})[0];
         for (int32_t index = 0; index < (all ? 3 : 1); ++index) ASSERT_TRUE(family.engine().Prune({id, index}).ok());
         family.harness().Step();
-        EXPECT_THAT(family.told({id, 0}).reasons, ElementsAre(FinishReason::kCancelled));
+        EXPECT_THAT(family.received({id, 0}).reasons, ElementsAre(FinishReason::kCancelled));
         EXPECT_EQ(family.engine().Fork({id, 0}, {}).status().code(), StatusCode::kNotFound);
         family.harness().RunToEnd();
         const Tokens tokens = family.harness().GreedyAfter(Prompt(30), 6);
-        EXPECT_TRUE(family.told({id, 0}).tokens.empty());
-        for (int32_t index = 1; index < 3; ++index) EXPECT_EQ(family.told({id, index}).tokens, all ? Tokens() : tokens);
-        EXPECT_EQ(family.told(child).tokens, tokens);
+        EXPECT_TRUE(family.received({id, 0}).tokens.empty());
+        for (int32_t index = 1; index < 3; ++index) EXPECT_EQ(family.received({id, index}).tokens, all ? Tokens() : tokens);
+        EXPECT_EQ(family.received(child).tokens, tokens);
         EXPECT_EQ(family.done(id), 1);
         EXPECT_EQ(family.pages_in_use(), 0);
       }
@@ -264,16 +265,16 @@ TEST(Samples, AKeptSampleHoldsNoPagesAndGoesOnWhetherItIsCachedOrNot) {
     family.harness().RunToEnd();
     // Of equal samples the first computes what is not cached.
     EXPECT_EQ(family.harness().model().tokens_computed() - computed, (cached ? 1 : 18) + 1 + 2 * 5);
-    const Tokens begun = Joined(Prompt(13), First(family.told({id, 0}).tokens, 5));
-    for (const SampleId child : children) EXPECT_EQ(family.told(child).tokens, family.harness().GreedyAfter(begun, 6));
+    const Tokens begun = Joined(Prompt(13), First(family.received({id, 0}).tokens, 5));
+    for (const SampleId child : children) EXPECT_EQ(family.received(child).tokens, family.harness().GreedyAfter(begun, 6));
     const Tokens question = Prompt(7, 3);
     EXPECT_TRUE(family.Extend({id, 0}, question));
     EXPECT_FALSE(family.engine().Describe({id, 0}).value().finished);
     family.harness().RunToEnd();
     const Tokens first_turn = family.harness().GreedyAfter(Prompt(13), 6);
     const Tokens turns = Joined(Joined(Prompt(13), first_turn), question);
-    EXPECT_EQ(family.told({id, 0}).tokens, Joined(first_turn, family.harness().GreedyAfter(turns, 6)));
-    EXPECT_THAT(family.told({id, 0}).reasons, ElementsAre(FinishReason::kLength, FinishReason::kLength));
+    EXPECT_EQ(family.received({id, 0}).tokens, Joined(first_turn, family.harness().GreedyAfter(turns, 6)));
+    EXPECT_THAT(family.received({id, 0}).reasons, ElementsAre(FinishReason::kLength, FinishReason::kLength));
     EXPECT_EQ(family.done(id), 3);  // each time that its last sample had ended
     const SampleInfo info = family.engine().Describe({id, 0}).value();
     EXPECT_TRUE(info.finished);
@@ -293,9 +294,9 @@ TEST(Samples, ASampleThatRunsIsExtended) {
     family.harness().RunToEnd();
     const size_t generated = before.size() - 13 - 30;
     EXPECT_EQ(Tokens(before.end() - 30, before.end()), observation);
-    const Tokens& told = family.told({id, 0}).tokens;
-    ASSERT_EQ(told.size(), 10u);  // what was added does not count
-    EXPECT_EQ(Tokens(told.begin() + static_cast<std::ptrdiff_t>(generated), told.end()),
+    const Tokens& received = family.received({id, 0}).tokens;
+    ASSERT_EQ(received.size(), 10u);  // what was added does not count
+    EXPECT_EQ(Tokens(received.begin() + static_cast<std::ptrdiff_t>(generated), received.end()),
               family.harness().GreedyAfter(before, static_cast<int32_t>(10 - generated)));
     EXPECT_EQ(family.done(id), 1);
   }
@@ -309,14 +310,14 @@ TEST(Samples, WhatPrunedSamplesHeldIsFreeInTheSameStep) {
   family.harness().Step(2);
   const RequestId other = family.Submit(Greedy(Prompt(20, 9), 2));
   family.harness().Step();
-  EXPECT_TRUE(family.told({other, 0}).tokens.empty());  // no room
+  EXPECT_TRUE(family.received({other, 0}).tokens.empty());  // no room
   for (const SampleId child : children) ASSERT_TRUE(family.engine().Prune(child).ok());
   family.harness().Step();
-  EXPECT_EQ(family.told({other, 0}).tokens.size(), 1u);
+  EXPECT_EQ(family.received({other, 0}).tokens.size(), 1u);
   EXPECT_EQ(family.pages_in_use(), 4 + 5);  // 14 and 20 tokens
-  for (const SampleId child : children) EXPECT_THAT(family.told(child).reasons, ElementsAre(FinishReason::kCancelled));
+  for (const SampleId child : children) EXPECT_THAT(family.received(child).reasons, ElementsAre(FinishReason::kCancelled));
   family.harness().RunToEnd();
-  EXPECT_EQ(family.told({id, 0}).tokens, family.harness().GreedyAfter(Prompt(8), 20));
+  EXPECT_EQ(family.received({id, 0}).tokens, family.harness().GreedyAfter(Prompt(8), 20));
   EXPECT_TRUE(family.engine().Prune(children[0]).code() == StatusCode::kNotFound);  // its request is done
 }
 
@@ -338,7 +339,7 @@ TEST(Samples, ReleasedRequestsAreForgotten) {
   family.harness().Step(2);
   ASSERT_TRUE(family.engine().Release(running).ok());
   family.harness().RunToEnd();
-  EXPECT_EQ(family.told({running, 1}).tokens.size(), 6u);
+  EXPECT_EQ(family.received({running, 1}).tokens.size(), 6u);
   EXPECT_EQ(family.engine().Describe({running, 1}).status().code(), StatusCode::kNotFound);
 
   const RequestId pruned = family.Submit(Kept(Greedy(Prompt(8), 3, 2)));
@@ -374,7 +375,7 @@ TEST(Samples, RefusalsSayWhatIsWrongAndChangeNothing) {
   EXPECT_THAT(extend({64}), HasSubstr("tokens[0] is 64, expected a token id in 0..63"));
   EXPECT_THAT(extend(Prompt(17)), HasSubstr("the sample would have 40 tokens, the context length is 40"));
   family.harness().RunToEnd();
-  for (const int32_t index : {0, 1}) EXPECT_EQ(family.told({id, index}).tokens, family.harness().GreedyAfter(Prompt(20), 18));
+  for (const int32_t index : {0, 1}) EXPECT_EQ(family.received({id, index}).tokens, family.harness().GreedyAfter(Prompt(20), 18));
   EXPECT_THAT(fork({id, 0}, {}), HasSubstr("request 1 is not known"));
 
   const RequestId unkept = family.Submit(Greedy(Prompt(4), 9, 2));
@@ -391,15 +392,15 @@ TEST(Samples, OtherSaltsFindNothingOfChildren) {
   family.harness().Step(4);
   const SampleId child = family.Fork({id, 0}, {.keep_tokens = 2})[0];
   family.harness().RunToEnd();
-  const Tokens all = Joined(Prompt(12), First(family.told({id, 0}).tokens, 8));
+  const Tokens all = Joined(Prompt(12), First(family.received({id, 0}).tokens, 8));
   for (const char* salt : {"mine", "theirs", ""}) {
     Request request = Greedy(all, 2);
     request.cache_salt = salt;
     const RequestId other = family.Submit(request);
     family.harness().RunToEnd();
-    EXPECT_EQ(family.told({other, 0}).cached_tokens > 0, salt == mine.cache_salt) << salt;
+    EXPECT_EQ(family.received({other, 0}).cached_tokens > 0, salt == mine.cache_salt) << salt;
   }
-  EXPECT_EQ(family.told(child).tokens.size(), 6u);
+  EXPECT_EQ(family.received(child).tokens.size(), 6u);
 }
 
 TEST(Samples, WhatAChildOfThePromptSaysIsFoundByOthers) {
@@ -409,12 +410,12 @@ TEST(Samples, WhatAChildOfThePromptSaysIsFoundByOthers) {
   const SamplingParams hot{.temperature = 1};
   const SampleId child = family.Fork({id, 0}, {.keep_tokens = 0, .seed = 3, .params = hot, .max_tokens = 8})[0];
   family.harness().RunToEnd();
-  ASSERT_NE(family.told(child).tokens, family.told({id, 0}).tokens);
-  const Tokens all = Joined(Prompt(9), family.told(child).tokens);
+  ASSERT_NE(family.received(child).tokens, family.received({id, 0}).tokens);
+  const Tokens all = Joined(Prompt(9), family.received(child).tokens);
   const RequestId other = family.Submit(Greedy(all, 3));
   family.harness().RunToEnd();
-  EXPECT_EQ(family.told({other, 0}).cached_tokens, 16);  // all that was computed
-  EXPECT_EQ(family.told({other, 0}).tokens, family.harness().GreedyAfter(all, 3));
+  EXPECT_EQ(family.received({other, 0}).cached_tokens, 16);  // all that was computed
+  EXPECT_EQ(family.received({other, 0}).tokens, family.harness().GreedyAfter(all, 3));
 }
 
 TEST(Samples, AChildsTextGoesOnWhereItsTokensDo) {
@@ -432,16 +433,16 @@ TEST(Samples, AChildsTextGoesOnWhereItsTokensDo) {
       family.harness().RunToEnd();
       std::string text;
       for (const int32_t token : all) text += letter(token);
-      EXPECT_EQ(family.told({id, 0}).text, text);
+      EXPECT_EQ(family.received({id, 0}).text, text);
       const size_t held = stops ? 2 : 0;  // tokens 3 and 4, which its parent had not said yet
-      EXPECT_EQ(family.told(child).text, text.substr(5 - held));
-      EXPECT_EQ(family.told(cut).text, text.substr(2));
+      EXPECT_EQ(family.received(child).text, text.substr(5 - held));
+      EXPECT_EQ(family.received(cut).text, text.substr(2));
       family.Extend({id, 0}, {7, 8, 9});
       family.harness().RunToEnd();
       std::string more;
       const Tokens after = family.harness().GreedyAfter(Joined(Joined({1, 2, 3}, all), Tokens{7, 8, 9}), 8);
       for (const int32_t token : after) more += letter(token);
-      EXPECT_EQ(family.told({id, 0}).text, text + more);
+      EXPECT_EQ(family.received({id, 0}).text, text + more);
     }
   }
 }
@@ -455,9 +456,9 @@ TEST(Samples, AStopStringMayBeginBeforeAFork) {
   family.harness().Step(4);
   const SampleId child = family.Fork({id, 0})[0];
   family.harness().RunToEnd();
-  EXPECT_EQ(family.told(child).text, "");
-  EXPECT_THAT(family.told(child).tokens, ElementsAre(all[4]));
-  EXPECT_THAT(family.told(child).reasons, ElementsAre(FinishReason::kStop));
+  EXPECT_EQ(family.received(child).text, "");
+  EXPECT_THAT(family.received(child).tokens, ElementsAre(all[4]));
+  EXPECT_THAT(family.received(child).reasons, ElementsAre(FinishReason::kStop));
 }
 
 TEST(Samples, ConstraintsHoldForChildrenAndForWhatIsAdded) {
@@ -474,7 +475,7 @@ TEST(Samples, ConstraintsHoldForChildrenAndForWhatIsAdded) {
     (void)family.Fork({id, 0});
     family.harness().RunToEnd();
     (void)family.Fork({id, 0}, {.keep_tokens = 5});  // its state is found again
-    const Tokens parent = family.told({id, 0}).tokens;
+    const Tokens parent = family.received({id, 0}).tokens;
     EXPECT_THAT(family.engine().Extend({id, 0}, Tokens{parent.back() + 1, parent.back() + 3}).status().message(),
                 HasSubstr("tokens[1] is " + std::to_string(parent.back() + 3) + ", which the constraint does not allow there"));
     const Tokens added{(parent.back() + 1) % 40, (parent.back() + 2) % 40};
@@ -503,8 +504,8 @@ TEST(Samples, ChildrenOfKeptSamplesAreOfTheWeightsThatAreThere) {
     ASSERT_TRUE(family.engine().UpdateWeights(std::vector{tensor}, {.when = mode}).ok());
     const SampleId child = family.Fork({id, 1})[0];
     family.harness().RunToEnd();
-    const Tokens begun = Joined(Prompt(13), family.told({id, 1}).tokens);
-    EXPECT_EQ(family.told(child).tokens, family.harness().GreedyAfter(begun, 6));  // of the new model
+    const Tokens begun = Joined(Prompt(13), family.received({id, 1}).tokens);
+    EXPECT_EQ(family.received(child).tokens, family.harness().GreedyAfter(begun, 6));  // of the new model
   }
 }
 
@@ -546,25 +547,25 @@ TEST(Samples, VerbsComeFromManyThreads) {
 
 // ---------------------------------------------------------------------------------------------------------------- random events
 
-// What is known of a sample, and how much of it its events have said: what a call commits is told by the next step.
+// Tokens that are known of a sample, and how many its events have reported: the next step reports tokens that a call commits.
 struct Line {
   Tokens tokens;
   std::vector<bool> is_added;  // by Extend, by token
-  size_t told = 0;
+  size_t received = 0;
   bool is_greedy = false;
 
   // `model`, if not null, must say `token` next.
-  void Tell(int32_t token, const FakeRunner* model) {
-    while (told < tokens.size() && is_added[told]) ++told;
-    if (told == tokens.size()) {
+  void Receive(int32_t token, const FakeRunner* model) {
+    while (received < tokens.size() && is_added[received]) ++received;
+    if (received == tokens.size()) {
       tokens.push_back(token);
       is_added.push_back(false);
     }
-    EXPECT_EQ(token, tokens[told]);
+    EXPECT_EQ(token, tokens[received]);
     if (model != nullptr) {
-      EXPECT_EQ(token, model->GreedyAfter(First(tokens, told)));
+      EXPECT_EQ(token, model->GreedyAfter(First(tokens, received)));
     }
-    ++told;
+    ++received;
   }
 };
 
@@ -577,7 +578,7 @@ struct Trouble {
   bool updates = false, fails = false, sleeps = false;
 };
 
-// A random life of trees. What a greedy sample is told must follow from its tokens, as long as nothing else happens to it.
+// A random life of trees. The events of a greedy sample must follow from its tokens, as long as nothing else happens to it.
 Played Play(EngineConfig config, int seed, int num_events, const Trouble& trouble) {
   Played played;
   EngineHarness harness(config);
@@ -627,13 +628,13 @@ Played Play(EngineConfig config, int seed, int num_events, const Trouble& troubl
       if (event.index < 0) return;
       Line& line = lines.at({event.request, event.index});
       for (const int32_t token : event.token_ids) {
-        line.Tell(token, line.is_greedy ? &harness.model() : nullptr);
+        line.Receive(token, line.is_greedy ? &harness.model() : nullptr);
         ++played.checked;
       }
     };
     const Line line{.tokens = request.prompt_ids,
                     .is_added = std::vector<bool>(request.prompt_ids.size()),
-                    .told = request.prompt_ids.size(),
+                    .received = request.prompt_ids.size(),
                     .is_greedy = greedy};
     const int32_t n = request.n;
     const RequestId id = engine.Submit(std::move(request)).value();
@@ -669,7 +670,7 @@ Played Play(EngineConfig config, int seed, int num_events, const Trouble& troubl
           }
           lines[child] = {.tokens = info->token_ids,
                           .is_added = std::vector<bool>(info->token_ids.size()),
-                          .told = info->token_ids.size(),
+                          .received = info->token_ids.size(),
                           .is_greedy = lines[sample].is_greedy && !options.params};
         }
       }

@@ -37,7 +37,7 @@ struct ScheduledBatch {
   int32_t prefill_tokens = 0;            // of T, those of sequences that prefill
   StepSums shape;
   double predicted_seconds = 0;  // with EngineOptions::target_tbt
-  bool has_draft_tree = false;   // of some entry: a draft that is no chain
+  bool has_draft_tree = false;   // of some entry: a draft that is not linear
 
   bool empty() const { return entries.empty(); }
   int32_t num_tokens() const { return step.num_rows(); }

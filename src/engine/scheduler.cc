@@ -104,14 +104,14 @@ void Scheduler::ForkUnderWay() {
     Sequence* const first = entry.sequence;
     if (first->pruned) continue;                                         // the others begin with the commit
     if (first->ends_with_draw(cache_->options().max_context)) continue;  // and so do all others: they never run
-    survivors_.clear();
+    running_samples_.clear();
     for (auto& [index, sequence] : first->request->sequences) {
       if (!request.BeginsWithPrompt(sequence)) continue;
       sequence.draws_under_way = 1;
       sequence.draw = entry.first_draw + sequence.index;
-      survivors_.push_back(&sequence);
+      running_samples_.push_back(&sequence);
     }
-    Fork(first, survivors_);
+    Fork(first, running_samples_);
   }
 }
 
@@ -240,7 +240,7 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
     if (!first) return KvCache::Outcome::kPending;
     compute_from = *first;
   }
-  // Everybody must be able to take one more page, or the newcomer would push somebody out at once.
+  // Each sequence must be able to take one more page, or the newcomer would push one out at once.
   const int32_t spare_pages = running_.empty() ? 0 : static_cast<int32_t>(running_.size()) + sequence->num_forks();
   const KvCache::Admission admission = cache_->Admit({.tokens = sequence->Tokens(&scratch_),
                                                       .salt = SaltOf(*sequence),
@@ -252,7 +252,7 @@ KvCache::Outcome Scheduler::TryAdmit(Sequence* sequence) {
   sequence->branch = admission.branch;
   sequence->launched = sequence->computed = admission.computed;
   steps_->SetSlot(*sequence, sequence->branch);
-  sequence->told = static_cast<int32_t>(sequence->generated.size());
+  sequence->acknowledged = static_cast<int32_t>(sequence->generated.size());
   if (!request.listener->begun()) {
     request.listener->cached_tokens = admission.computed;
     begun_.push_back(request.id);
@@ -265,11 +265,11 @@ int32_t Scheduler::TakeDrafts(const Sequence& sequence) {
   if (draft_share_ == 0) return 0;
   const Draft& draft = sequence.draft;
   int32_t count = std::min({draft.size(), draft_share_, cache_->options().max_context - sequence.length()});
-  if (!may_draft_trees_ && count > draft.ChainLength()) {
-    count = draft.ChainLength();
+  if (!may_draft_trees_ && count > draft.LinearLength()) {
+    count = draft.LinearLength();
     ++draft_trees_cut_;
   }
-  // Nobody is preempted for a guess.
+  // No sequence is preempted for a guess.
   return count > 0 && cache_->Grow(sequence.branch, sequence.length() + count) ? count : 0;
 }
 
@@ -301,7 +301,8 @@ void Scheduler::Preempt(Sequence* sequence) {
 }
 
 void Scheduler::PreemptAll() {
-  for (auto sequence = running_.rbegin(); sequence != running_.rend(); ++sequence) {  // so that the oldest is the first in line
+  for (auto sequence = running_.rbegin(); sequence != running_.rend();
+       ++sequence) {  // so that the oldest is the first in the queue
     if ((*sequence)->state == Sequence::State::kRunning) Preempt(*sequence);
   }
   RemoveStopped();
@@ -314,24 +315,24 @@ void Scheduler::Finish(Sequence* sequence) {
   sequence->constraint.reset();
 }
 
-void Scheduler::Fork(Sequence* first, std::span<Sequence* const> survivors) {
+void Scheduler::Fork(Sequence* first, std::span<Sequence* const> running_samples) {
   const BranchId trunk = first->branch;
-  const int32_t launched = first->launched, computed = first->computed, told = first->told;
-  const bool first_survives = std::find(survivors.begin(), survivors.end(), first) != survivors.end();
-  COPPICE_DCHECK(!survivors.empty());
+  const int32_t launched = first->launched, computed = first->computed, acknowledged = first->acknowledged;
+  const bool first_survives = std::find(running_samples.begin(), running_samples.end(), first) != running_samples.end();
+  COPPICE_DCHECK(!running_samples.empty());
   first->request->forked = true;
-  Sequence* const successor = first_survives ? first : survivors.front();  // of the trunk
+  Sequence* const successor = first_survives ? first : running_samples.front();  // of the trunk
   size_t waiting_place = 0;
-  for (Sequence* const sequence : survivors) {
+  for (Sequence* const sequence : running_samples) {
     sequence->branch = sequence == successor ? trunk : cache_->Fork(trunk, launched);
-    if (sequence->branch == kNoBranch) {  // behind its earlier siblings, before everybody else: the prompt is still warm
+    if (sequence->branch == kNoBranch) {  // behind its earlier siblings, before all others: the prompt is still warm
       sequence->state = Sequence::State::kWaiting;
       order_.AddToFront(sequence, waiting_place++);
       continue;
     }
     sequence->launched = launched;
     sequence->computed = computed;
-    sequence->told = told;
+    sequence->acknowledged = acknowledged;
     if (sequence->branch != trunk) steps_->ForkSlot(trunk, sequence->branch);
     if (sequence->state != Sequence::State::kRunning) running_.push_back(sequence);
     sequence->state = Sequence::State::kRunning;
@@ -362,7 +363,7 @@ bool Scheduler::ForkBeside(Sequence* child, const Sequence& parent) {
   child->branch = branch;
   child->launched = child->computed = kv_len;
   steps_->SetSlot(*child, branch);
-  child->told = static_cast<int32_t>(child->generated.size());
+  child->acknowledged = static_cast<int32_t>(child->generated.size());
   running_.push_back(child);
   if (shares_.contended()) FairShares::NoteAdmitted(*child);
   return true;
@@ -432,7 +433,7 @@ void Scheduler::Clear() {
   order_.Clear();
   running_.clear();
   num_stopped_ = 0;
-  for (std::vector<Sequence*>* const of_sequences : {&survivors_, &giving_way_, &arrived_, &decoding_}) of_sequences->clear();
+  for (std::vector<Sequence*>* const of_sequences : {&running_samples_, &giving_way_, &arrived_, &decoding_}) of_sequences->clear();
   shares_.Clear();
   pauses_.Clear();
 }

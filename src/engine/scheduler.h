@@ -1,8 +1,8 @@
-// Who runs in the next step, and with how many tokens: continuous batching with chunked prefill under a token budget. Decodes come
-// first, so that a long prompt never stalls running samples; what is left of the budget goes to prompts. Out of pages is a normal
-// result: the newest sequence gives its pages up and is computed again later, mostly from the cache. So do sequences of a name that
-// holds more than its part of the places while another name wants its own (fair_shares.h).
-// Layer: engine. Chunked prefill beside decode: POD-Attention section 2; docs/engine.md, "The scheduler".
+// Which sequences run in the next step, and with how many tokens: continuous batching with chunked prefill under a token budget.
+// Decodes come first, so that a long prompt never stalls running samples; what is left of the budget goes to prompts. Out of pages
+// is a normal result: the newest sequence gives its pages up and is computed again later, mostly from the cache. So do sequences of
+// a name that holds more than its part of the places while another name wants its own (fair_shares.h). Layer: engine. Chunked
+// prefill beside decode: POD-Attention section 2; docs/engine.md, "The scheduler".
 #pragma once
 
 #include <algorithm>
@@ -40,17 +40,18 @@ class Scheduler {
   Scheduler(const Options& options, KvCache* cache, StepBuilder* steps, const StepPredictor* predictor)
       : options_(options), cache_(cache), steps_(steps), predictor_(predictor), order_(cache) {}
 
-  // Takes in a new request; its sequences live in `request`. Its first one waits in line (AdmissionOrder).
+  // Takes in a new request; its sequences live in `request`. Its first one waits in the queue (AdmissionOrder).
   void Add(RequestState* request);
   // For drafting: the running sequences that decode in the next step, if it has room for drafts; else none. REQUIRES: Schedule
   // comes next.
   std::span<Sequence* const> PlanDrafts();
-  // Instead of PlanDrafts: nobody drafts in the next step.
+  // Instead of PlanDrafts: no sequence drafts in the next step.
   void ForgoDrafts() { draft_share_ = 0; }
   // Drafts for which the next step has room, per sequence. Set by PlanDrafts.
   int32_t draft_share() const { return draft_share_; }
-  // The next step's work (StepBuilder::next); empty when nobody can run. With a step under way (Launched and not committed) its
-  // tokens count as computed, and what it draws is referred to. Null: somebody must give way, so that step must be committed first.
+  // The next step's work (StepBuilder::next); empty when no sequence can run. With a step under way (Launched and not committed)
+  // its tokens count as computed, and what it draws is referred to. Null: a sequence must give way, so that step must be committed
+  // first.
   ScheduledBatch* Schedule(bool step_under_way);
   // The requests that Schedule took in for the first time, until it is called again.
   std::span<const RequestId> begun() const { return begun_; }
@@ -66,16 +67,16 @@ class Scheduler {
 
   // A running sequence has no more to do, or is not wanted any more; what it computed stays cached.
   void Finish(Sequence* sequence);
-  // The prompt of `first` is computed, or its last step launched: the samples in `survivors` (not finished) begin, each with a
-  // branch of its own; those for whom there is no slot wait. `first` keeps its branch if it is among them.
-  void Fork(Sequence* first, std::span<Sequence* const> survivors);
+  // The prompt of `first` is computed, or its last step launched: the samples in `running_samples` (not finished) begin, each with
+  // a branch of its own; those without a slot wait. `first` keeps its branch if it is among them.
+  void Fork(Sequence* first, std::span<Sequence* const> running_samples);
 
   // A sample that was made from `parent`, which stands where it does or further on, begins: beside it where that runs and there is
-  // room, else it waits in line, while the prompt is computed for BeginPending. REQUIRES: no step is under way.
+  // room, else it waits in the queue, while the prompt is computed for BeginPending. REQUIRES: no step is under way.
   void BeginChild(Sequence* child, const Sequence& parent);
   // Samples that were made before the prompt was computed begin.
   void BeginPending(RequestState* request);
-  // A sequence that runs, waits or has finished waits in line, since it has tokens to be computed that were added to it.
+  // A sequence that runs, waits or has finished goes to the queue, since it has tokens to be computed that were added to it.
   // REQUIRES: no step is under way.
   void Requeue(Sequence* sequence);
 
@@ -128,7 +129,7 @@ class Scheduler {
   void ScheduleRunningPrefills();
   // Takes in waiting sequences; `prompts_only`: not those whose next token is chosen from what is cached.
   void Admit(bool prompts_only = false);
-  // Takes in the candidates; whether that was all of them, so that those behind them in line may follow.
+  // Takes in the candidates; whether that was all of them, so that those behind them in the queue may follow.
   bool AdmitCandidates(bool prompts_only);
   KvCache::Outcome TryAdmit(Sequence* sequence);
   // Adds `count` tokens of a running sequence to the batch, and behind them the first `drafts` of its draft.
@@ -175,7 +176,7 @@ class Scheduler {
   bool holds_new_ = false;
   std::vector<Sequence*> running_;  // in order of admission; with stopped ones until RemoveStopped
   int32_t num_stopped_ = 0;         // of them
-  std::vector<Sequence*> survivors_, giving_way_, arrived_;
+  std::vector<Sequence*> running_samples_, giving_way_, arrived_;
   std::vector<int32_t> scratch_;
   KeptScores kept_scores_;
   std::vector<RequestId> begun_;

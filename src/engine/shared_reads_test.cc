@@ -1,4 +1,4 @@
-// What requests are told of reads that they shared: as much as the plans shared, split evenly, and nothing where they did not.
+// Requests' shares of reads saved: as much as the plans shared, split evenly, and nothing where they did not.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -33,7 +33,7 @@ class Shared {
     harness_.RunToEnd();
     return reads_;
   }
-  // What the steps' plans saved, of everybody's reads.
+  // Reads that the steps' plans saved, of all requests.
   int64_t saved() {
     const EngineMetrics metrics = harness_.engine().Metrics();
     return metrics.kv_bytes_read_unshared - metrics.kv_bytes_read;
@@ -85,7 +85,7 @@ TEST(SharedReads, PromptsWithACommonPrefix) {
   EXPECT_EQ(reads[1].kv_bytes_not_read + reads[2].kv_bytes_not_read, shared.saved() - before);
 }
 
-TEST(SharedReads, NobodyToShareWithOrAModeThatReadsApart) {
+TEST(SharedReads, NoOtherRequestOrAModeThatReadsApart) {
   Shared alone({});
   alone.Submit(Sampled(Prompt(40), 12));
   EXPECT_EQ(alone.Run().front().kv_bytes_not_read, 0);
@@ -100,7 +100,7 @@ TEST(SharedReads, NobodyToShareWithOrAModeThatReadsApart) {
   }
 }
 
-TEST(SharedReads, AllTogetherAreToldNoMoreThanWasSaved) {
+TEST(SharedReads, AllTogetherAreReportedNoMoreThanWasSaved) {
   for (const int32_t steps_ahead : {0, 1}) {
     for (const bool late : {false, true}) {
       Shared shared({.model = {.num_pages = 256},
@@ -114,10 +114,10 @@ TEST(SharedReads, AllTogetherAreToldNoMoreThanWasSaved) {
         prompt.push_back(static_cast<int32_t>(random() % 64));
         shared.Submit(Sampled(prompt, 1 + static_cast<int32_t>(random() % 20), 1 + static_cast<int32_t>(random() % 3)));
       }
-      int64_t told = 0;
-      for (const SharedReads& reads : shared.Run()) told += reads.kv_bytes_not_read;
-      EXPECT_LE(told, shared.saved());
-      EXPECT_GT(told, shared.saved() * 8 / 10);  // the rest: steps of samples that had ended, and what evens out among tiles
+      int64_t received = 0;
+      for (const SharedReads& reads : shared.Run()) received += reads.kv_bytes_not_read;
+      EXPECT_LE(received, shared.saved());
+      EXPECT_GT(received, shared.saved() * 8 / 10);  // the rest: steps of samples that had ended, and what evens out among tiles
     }
   }
 }

@@ -25,7 +25,7 @@ struct Drafting {
   bool exact = false;
 };
 // Those whose text is that without drafts, sampled text too.
-constexpr Drafting kExact[] = {{"n-gram chain", DraftMode::kNgram},
+constexpr Drafting kExact[] = {{"n-gram linear", DraftMode::kNgram},
                                {"n-gram tree", DraftMode::kNgram, 3},
                                {"the same model", DraftMode::kModel, 1, 0, true},
                                {"another model", DraftMode::kModel, 1, 9, true}};
@@ -112,7 +112,7 @@ TEST(Speculative, SamplesDraftWhatTheirSiblingsHaveSaid) {
     steps.push_back(metrics.sample_steps);
   }
   EXPECT_GT(steps[0], 35);                     // of 39 tokens
-  EXPECT_LT(steps[1], 2 * steps[0] + 4 * 15);  // four are done in chains of up to four drafts
+  EXPECT_LT(steps[1], 2 * steps[0] + 4 * 15);  // four are done in linear drafts of up to four tokens
 }
 
 TEST(Speculative, SiblingsThatWerePrunedAreNotLookedAt) {
@@ -127,7 +127,7 @@ TEST(Speculative, SiblingsThatWerePrunedAreNotLookedAt) {
   for (const int32_t i : {4, 5}) EXPECT_EQ(harness.outputs(0)[i].tokens, harness.GreedyAfter(Prompt(12), 30));
 }
 
-TEST(Speculative, TreesThatBecomeChainsBesidePromptsAreCounted) {
+TEST(Speculative, TreesThatBecomeLinearWithPromptsAreCounted) {
   const EngineConfig config = With({.model = Repetitive(), .max_batch_tokens = 64}, kExact[1]);
   EngineHarness alone(config), beside(config);
   for (EngineHarness* const harness : {&alone, &beside}) {
@@ -254,7 +254,7 @@ TEST(Speculative, AcceptanceKeepsTheDistribution) {
         probabilities.push_back(probability);
       }
       EXPECT_LT(ChiSquareDeviations(counts, probabilities), 5);
-      // Another distribution is told apart: the test can fail.
+      // Another distribution does not pass: the test can fail.
       std::ranges::rotate(probabilities, probabilities.begin() + 1);
       EXPECT_GT(ChiSquareDeviations(counts, probabilities), 50);
       const EngineMetrics metrics = harness.engine().Metrics();
@@ -368,7 +368,7 @@ TEST(Speculative, MeasuredDraftingChangesNoText) {
 }
 
 // Where drafts are refused they get shorter; where they are accepted, longer.
-TEST(Speculative, DraftsGoAsDeepAsItPays) {
+TEST(Speculative, DraftsGoAsDeepAsTheySaveTime) {
   EngineHarness refused(With({.model = {.num_pages = 128}, .draft_tokens = 8}, kExact[3]));  // two models that never agree
   refused.Submit(Greedy(Prompt(10), 40));
   refused.RunToEnd();

@@ -28,23 +28,23 @@ void StepBuilder::SetSlot(const Sequence& sequence, BranchId branch) {
   step.slot_edits.push_back(edit);
 }
 
-void StepBuilder::TellSlot(const Sequence& sequence, BranchId branch, int32_t* told) {
+void StepBuilder::NotifySlot(const Sequence& sequence, BranchId branch, int32_t* acknowledged) {
   if (!sequence.has_penalties) return;
   StepBatch& step = batch_->step;
   const int32_t known = static_cast<int32_t>(sequence.generated.size());
-  if (*told < known) {
-    const auto news = std::span(sequence.generated).subspan(*told);
+  if (*acknowledged < known) {
+    const auto news = std::span(sequence.generated).subspan(*acknowledged);
     step.slot_edits.push_back({.kind = SlotEdit::Kind::kAdd,
                                .slot = branch,
                                .token_begin = static_cast<int32_t>(step.history.size()),
                                .token_count = static_cast<int32_t>(news.size())});
     step.history.insert(step.history.end(), news.begin(), news.end());
-    *told = known;
+    *acknowledged = known;
   }
-  if (sequence.draws_under_way > 0 && *told == known) {
+  if (sequence.draws_under_way > 0 && *acknowledged == known) {
     step.slot_edits.push_back(
         {.kind = SlotEdit::Kind::kAddDraw, .slot = branch, .draw = {.step = launched_, .index = sequence.draw}});
-    *told = known + 1;
+    *acknowledged = known + 1;
   }
 }
 
@@ -80,7 +80,7 @@ void StepBuilder::Append(Sequence* sequence, int32_t count, int32_t drafts) {
   const Draft& draft = sequence->draft;
   for (int32_t i = 0; i < drafts; ++i) Row(branch, end + i, end - 1 + draft.DepthOf(i), draft.tokens[i]);
   batch_->step.has_drafts |= drafts > 0;
-  batch_->has_draft_tree |= drafts > 0 && drafts > draft.ChainLength();
+  batch_->has_draft_tree |= drafts > 0 && drafts > draft.LinearLength();
   ScheduledBatch::Entry& entry = batch_->entries.emplace_back();  // filled in place: a copy would wait for these stores
   entry.sequence = sequence;
   entry.begin = begin;
@@ -120,7 +120,7 @@ void StepBuilder::Scores(ScheduledBatch::Entry* entry, int32_t query_begin) {
 void StepBuilder::Draws(ScheduledBatch::Entry* entry, int32_t last_known_row) {
   Sequence& sequence = *entry->sequence;
   StepBatch& step = batch_->step;
-  TellSlot(sequence, sequence.branch, &sequence.told);
+  NotifySlot(sequence, sequence.branch, &sequence.acknowledged);
   const bool is_beam = sequence.request->beams != nullptr;
   if (is_beam) beams_.push_back(static_cast<int32_t>(entry - batch_->entries.data()));
   entry->num_draws = (is_beam ? 1 : sequence.num_forks()) + entry->drafts;
@@ -147,7 +147,7 @@ void StepBuilder::Draws(ScheduledBatch::Entry* entry, int32_t last_known_row) {
     path_.clear();
     if (i != Draft::kRoot && sequence.has_penalties) draft.Path(i, &path_);
     Drafting& drafting = NewDrafting(&draw_after(last_known_row + 1 + i, next + draft.DepthOf(i)), path_);
-    if (!draft.proposals.empty() && i + 1 < entry->drafts) {  // a chain: token i + 1 was drawn for this row
+    if (!draft.proposals.empty() && i + 1 < entry->drafts) {  // linear: token i + 1 was drawn for this row
       drafting.proposal = draft.proposals[i + 1];
       drafting.token = draft.tokens[i + 1];
     }

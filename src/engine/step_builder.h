@@ -1,5 +1,5 @@
-// Writes batches: the one place where a step's edits, rows, draws and scores are laid out as the runner takes them. Who runs is the
-// scheduler's decision, what a step gave the committer's; both tell it to the builder. A sequence has a sampling slot of its
+// Writes batches: the one place where a step's edits, rows, draws and scores are laid out as the runner takes them. The scheduler
+// decides which sequences run, the committer what a step gave; both call the builder. A sequence has a sampling slot of its
 // branch's number. Layer: engine.
 #pragma once
 
@@ -32,9 +32,9 @@ class StepBuilder {
 
   // The slot of a branch that a sequence was admitted to: its parameters and what it has generated so far.
   void SetSlot(const Sequence& sequence, BranchId branch);
-  // The slot learns what the sequence has generated since `*told` tokens, where penalties look at it; of what is under way the
-  // draw.
-  void TellSlot(const Sequence& sequence, BranchId branch, int32_t* told);
+  // The slot learns what the sequence has generated since `*acknowledged` tokens, where penalties look at it; of what is under way
+  // the draw.
+  void NotifySlot(const Sequence& sequence, BranchId branch, int32_t* acknowledged);
   void ForkSlot(BranchId from, BranchId to) {
     batch_->step.slot_edits.push_back({.kind = SlotEdit::Kind::kFork, .slot = to, .index = from});
   }
@@ -61,7 +61,7 @@ class StepBuilder {
   // that are wanted of its prompt, and draws where all is computed that is known.
   void Append(Sequence* sequence, int32_t count, int32_t drafts);
   // By a draft model: what comes behind the sequence's draft, whose last token (or the last known one) has the row.
-  // `distribution`: Drafting's. Sequence::draft is a chain.
+  // `distribution`: Drafting's. Sequence::draft is linear.
   void DraftDraw(const Sequence& sequence, BranchId branch, int32_t row, int32_t distribution);
   // Behind all appends: which query sees which, if a draft is a tree.
   void FillTreeMasks();
@@ -93,7 +93,7 @@ class StepBuilder {
   void Draws(ScheduledBatch::Entry* entry, int32_t last_known_row);
   // A draw for the token that is `ahead` behind the sequence's last known one. Filled in place: a copy would wait for the stores.
   Draw& NewDraw(const Sequence& sequence, BranchId branch, int32_t row, int32_t ahead);
-  // What `draw` needs as one among drafts. `path`: the drafts before it, where penalties look at them.
+  // The fields that `draw` needs as a draw among drafts. `path`: the drafts before it, where penalties look at them.
   Drafting& NewDrafting(Draw* draw, std::span<const int32_t> path);
   // Where `count` most probable tokens go: top_begin of a draw or score.
   int32_t NewTopLogprobs(int32_t count);

@@ -21,7 +21,7 @@ class StepEvents {
   // `tokenizer` may be null; it outlives the events.
   explicit StepEvents(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
 
-  // The event of a computed prompt, where somebody wants it.
+  // The event of a computed prompt, where it is wanted.
   void AddPrompt(const RequestState& request);
   // A sample's event: Begin, whatever there is to say, End. Items are filled in place. A copy would be read in wider pieces than it
   // was written, and the processor then waits until all stores before have left for the cache: 200 cycles a sample.
@@ -36,12 +36,12 @@ class StepEvents {
   // Of the tokens that come.
   void set_weight_version(int64_t version) { weight_version_ = version; }
   int64_t weight_version() const { return weight_version_; }
-  // Text of the item, from where stop strings are looked for; what it had is kept by nobody.
+  // Text of the item, from where stop strings are looked for; its earlier text is dropped.
   std::string* NewText(Emissions::Item* item);
   std::string* TextOf(const Emissions::Item& item) { return &emissions_.texts[item.text]; }
   void SetStatus(Emissions::Item* item, const Status& status);
   void SetTopLogprobs(Emissions::Item* item, std::span<const TokenLogprob> top);
-  // Completes the item that was begun last, and drops it where nobody listens.
+  // Completes the item that was begun last, and drops it without a listener.
   void End(Sequence& sequence) {
     RequestState& request = *sequence.request;
     Emissions::Item& item = emissions_.items.back();
@@ -61,7 +61,7 @@ class StepEvents {
   }
 
   // A sample has a new text stream, in the order of its events: a sample that has just been made, or one whose text begins anew.
-  // Where the text that it had holds something back, that is told.
+  // Where the text that it had holds something back, that is sent.
   void BeginText(const Sequence& sequence, TextStream text);
   // The request has no further events: it is not kept, or no longer.
   void Forget(RequestState* request) {
@@ -79,7 +79,7 @@ class StepEvents {
   // Requests whose last event was written since ForgetDone.
   std::span<const RequestId> done() const { return done_; }
   void ForgetDone() { done_.clear(); }
-  // What is to be sent.
+  // The events to be sent.
   Emissions* emissions() { return &emissions_; }
 
  private:

@@ -29,7 +29,7 @@ std::string Why(const PlannedRead& read) {
     case ReadReason::kForced: return "sharing is forced, whatever it costs";
     case ReadReason::kPolicy: return "the sharing mode allows no other way";
     case ReadReason::kNoRoom: return "the plan has no room for another shared read";
-    case ReadReason::kStepNoGain: return "reading them together would pay by itself, but the whole step would end no sooner";
+    case ReadReason::kStepNoGain: return "reading them together would save time by itself, but the whole step would end no sooner";
     case ReadReason::kNotSeen: return "they lie before the window of attention, so that none is read at all";
     case ReadReason::kOneReader: return "one sample alone reads them in this step";
   }

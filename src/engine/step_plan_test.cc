@@ -22,7 +22,7 @@ Request Sampled(std::vector<int32_t> prompt, int32_t max_tokens, int32_t n) {
   return {.prompt_ids = std::move(prompt), .n = n, .max_tokens = max_tokens};
 }
 
-TEST(StepPlan, TellsWhatTheSamplesOfAPromptRead) {
+TEST(StepPlan, ReportsWhatTheSamplesOfAPromptRead) {
   for (const int32_t steps_ahead : {0, 1}) {
     SCOPED_TRACE(steps_ahead);
     EngineHarness harness({.steps_ahead = steps_ahead});

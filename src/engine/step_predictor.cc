@@ -49,7 +49,7 @@ void StepPredictor::Add(const StepSums& shape, double seconds) {
   Fit();
 }
 
-// Coordinate descent from the factors of the step before. What contexts take comes first, since no probe has told of it: where
+// Coordinate descent from the factors of the step before. The time of contexts comes first, since no probe has measured it: where
 // steps are so much alike that several factors explain them, it is theirs.
 void StepPredictor::Fit() {
   for (int sweep = 0; sweep < kSweeps; ++sweep) {

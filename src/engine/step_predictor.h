@@ -31,8 +31,8 @@ struct StepSums {
 
 // Seconds are a sum: what so many rows took when prompts were measured at the start, and shares of the decode rows, the prompts'
 // and the decode rows' tokens of KV, and a constant. The factors are fitted to the steps, of which older ones weigh less, by least
-// squares of relative errors; none is negative, so that more rows never take less. What samples share is part of the factors: they
-// follow the traffic. Thread-compatible.
+// squares of relative errors; none is negative, so that more rows never take less. The factors contain how much the samples share,
+// and so follow the traffic. Thread-compatible.
 class StepPredictor {
  public:
   // probe: prompts that were measured, ascending tokens. REQUIRES: not empty, positive.

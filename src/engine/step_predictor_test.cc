@@ -18,7 +18,7 @@ double MachineSeconds(const StepSums& shape) {
          5e-6 * static_cast<double>(shape.decode_kv);
 }
 
-// What MeasureChunks would say of it.
+// The speeds that MeasureChunks would measure on it.
 std::vector<ChunkSpeed> Probe(int32_t most) {
   std::vector<ChunkSpeed> probe;
   for (int32_t tokens = 16; tokens <= most; tokens *= 2) {
@@ -55,7 +55,7 @@ TEST(StepPredictorTest, LearnsWhatContextsTake) {
     EXPECT_NEAR(predictor.Seconds(shape), MachineSeconds(shape), 0.02 * MachineSeconds(shape));
 }
 
-// What the samples share changes from one moment to the next, and so does what their context takes.
+// The samples' share of common KV changes from one moment to the next, and so does the time of their context.
 TEST(StepPredictorTest, FollowsTheTraffic) {
   StepPredictor predictor(Probe(256));
   const auto seconds = [](const StepSums& shape, double share) {
@@ -100,7 +100,7 @@ TEST(StepPredictorTest, TheMostRowsAreTheLastThatEndInTime) {
   EXPECT_EQ(predictor.MostPromptRows(decode, 100, 1, 0), 0);
 }
 
-// What the hybrid steps of four samples that decode and six prompts of 500 tokens take on that machine.
+// The hybrid steps, as sums, of four samples that decode and six prompts of 500 tokens on that machine.
 std::vector<StepSums> HybridSteps(double target, int32_t steps_ahead = 0) {
   std::vector<StepSums> steps;
   EngineHarness harness({.model = {.max_position = 1024, .num_pages = 1024},
@@ -163,7 +163,7 @@ TEST(TargetTbtTest, PromptsGoOnWhateverTheTarget) {
   EXPECT_EQ(tokens, 6 * 500);
 }
 
-// Nobody waits for a token: whole budgets.
+// No sample waits for a token: whole budgets.
 TEST(TargetTbtTest, PromptsAloneHaveNoTarget) {
   int32_t most = 0;
   EngineHarness harness({.model = {.max_position = 1024, .num_pages = 256},

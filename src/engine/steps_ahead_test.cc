@@ -34,7 +34,7 @@ std::string TextOf(const StreamEvent& event) {
   return text;
 }
 
-// What may happen in a round beside requests.
+// Calls and failures that may come in a round beside requests.
 struct Disturbances {
   bool cancels = false, pins = false, fails = false;
 };
@@ -180,7 +180,7 @@ TEST(StepsAhead, NoStepAheadAndOneGiveTheSameSamples) {
   }
 }
 
-TEST(StepsAhead, AFailedStepEndsItsRequestsAndThoseLaunchedAfterItAndNobodyElse) {
+TEST(StepsAhead, AFailedStepEndsItsRequestsAndThoseLaunchedAfterItAndNoOthers) {
   EngineHarness harness(
       {.model = {.num_pages = 64}, .max_running = 3, .max_batch_tokens = 16, .steps_ahead = 1, .late_runner = true});
   harness.model().FailWhen([](int64_t step) { return step == 3; });

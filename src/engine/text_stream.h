@@ -21,8 +21,8 @@ class TextStream {
     if (tokenizer) decoder_.emplace(*tokenizer);
   }
 
-  // Decodes a token. What may go out is added to `text`: never a stop string, never the beginning of one. The place of a stop
-  // string when it is complete, of several the one that begins first: the text before it has gone out, the rest is dropped.
+  // Decodes a token. Text that may go out is added to `text`: never a stop string, never the beginning of one. Returns the place of
+  // a stop string when it is complete, of several the one that begins first: the text before it has gone out, the rest is dropped.
   // `look_for_stops` false: stop strings that end in this
   // token's text do not count (min_tokens).
   std::optional<int32_t> Push(int32_t token, bool look_for_stops, std::string* text);

@@ -64,7 +64,7 @@ TEST(TextStream, CutsBeforeAStopThatSpansTokens) {
 
 TEST(TextStream, TheEarliestStopWins) { EXPECT_EQ(Stream({"x END y STOP"}, {"STOP", "END"}), (Pieces{"x "})); }
 
-TEST(TextStream, TellsWhichStopItWas) {
+TEST(TextStream, ReportsWhichStopItWas) {
   const FakeTokenizer tokenizer({"x EN", "D y STOP", "z"});
   const std::vector<std::string> stops = {"STOP", "END"};
   TextStream stream(&tokenizer, stops);

@@ -1,5 +1,5 @@
-// Whether an engine can be made with these options: each refusal names the option, its value and what is expected. What needs the
-// model as well (context length, KV bytes) is checked where the model is loaded, create_engine.cc.
+// Whether an engine can be made with these options: each refusal names the option, its value and what is expected. Options that
+// need the model as well (context length, KV bytes) are checked where the model is loaded, create_engine.cc.
 // Layer: engine.
 #pragma once
 

@@ -122,7 +122,7 @@ Status CheckPages(int64_t longest, const RequestLimits& limits) {
                          std::to_string(limits.num_pages) + ": raise kv_cache_bytes (--kv-cache) or lower max_tokens");
 }
 
-// What may end an output of a beam search, for each beam: a step selects so many more continuations.
+// Token ids that may end an output of a beam search: for each beam a step selects so many more continuations.
 constexpr int32_t kMostEnds = 256, kMostSelected = 2048;
 
 Status CheckBeams(const Request& request) {

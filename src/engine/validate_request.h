@@ -24,14 +24,14 @@ struct RequestLimits {
 
 // Each INVALID_ARGUMENT, or OK; messages begin with the field's name.
 
-// What is wrong whatever the model is: ranges of numbers, sizes of lists. For callers that know the request before the engine.
+// Faults whatever the model is: ranges of numbers, sizes of lists. For callers that know the request before the engine.
 Status ValidateParameters(const Request& request);
 Status ValidateTenant(const CacheTenant& tenant);
 // That, and what the model, the context and the cache allow. Sizes are checked before anything is allocated for the request.
 Status ValidateRequest(const Request& request, const RequestLimits& limits);
 
-// What Engine::Fork asks for, of a sample of `request` that has `generated` tokens behind the prompt, of which children begin with
-// `kept` and may have `limit`; of Engine::Extend the same without options.
+// The growth that Engine::Fork asks for, of a sample of `request` that has `generated` tokens behind the prompt, of which children
+// begin with `kept` and may have `limit`; of Engine::Extend the same without options.
 struct SampleGrowth {
   int64_t generated = 0, kept = 0, limit = 0;
 };

@@ -42,7 +42,7 @@ TEST(ValidateRequest, NumbersOfSamplesAreBoundedByTheCache) {
   EXPECT_FALSE(Validated([](Request& r) { r.n = 31, r.max_tokens = 2; }, small_cache).ok());
 }
 
-TEST(ValidateRequest, ALongPromptIsToldWhatWouldHoldIt) {
+TEST(ValidateRequest, AnErrorSaysWhatWouldHoldALongPrompt) {
   const auto message = [](size_t tokens, int32_t max_tokens, const RequestLimits& limits = kLimits) {
     return Validated([&](Request& r) { r.prompt_ids.assign(tokens, 1), r.max_tokens = max_tokens; }, limits).message();
   };

@@ -23,8 +23,8 @@
 namespace coppice {
 namespace {
 
-// What one request was told.
-struct Told {
+// Events of one request.
+struct Received {
   std::map<int32_t, std::vector<int32_t>> tokens;    // by sample
   std::map<int32_t, std::vector<int64_t>> versions;  // of its tokens
   std::map<int32_t, FinishReason> reasons;
@@ -46,19 +46,19 @@ class UpdateHarness {
   }
 
   size_t Submit(Request request) {
-    told_.push_back(std::make_unique<Told>());
-    Told* const told = told_.back().get();
-    request.on_event = [told](const StreamEvent& event) {
-      std::vector<int32_t>& tokens = told->tokens[event.index];
+    received_.push_back(std::make_unique<Received>());
+    Received* const received = received_.back().get();
+    request.on_event = [received](const StreamEvent& event) {
+      std::vector<int32_t>& tokens = received->tokens[event.index];
       tokens.insert(tokens.end(), event.token_ids.begin(), event.token_ids.end());
-      told->versions[event.index].resize(tokens.size(), event.weight_version);
-      if (event.finish_reason) told->reasons[event.index] = *event.finish_reason;
-      if (!event.status.ok()) told->status = event.status;
-      told->cached_tokens = std::max(told->cached_tokens, event.cached_tokens);
-      told->done |= event.request_done;
+      received->versions[event.index].resize(tokens.size(), event.weight_version);
+      if (event.finish_reason) received->reasons[event.index] = *event.finish_reason;
+      if (!event.status.ok()) received->status = event.status;
+      received->cached_tokens = std::max(received->cached_tokens, event.cached_tokens);
+      received->done |= event.request_done;
     };
     ids_.push_back(harness_.engine().Submit(std::move(request)).value());
-    return told_.size() - 1;
+    return received_.size() - 1;
   }
 
   // Steps the engine until `call`, of another thread, returns, where that waits for what runs.
@@ -118,13 +118,13 @@ class UpdateHarness {
   // That each of a request's tokens is what its version says after those before it, and that versions change by updates alone that
   // let samples go on; its number of finished samples.
   int CheckTokens(size_t slot, const Request& request) {
-    const Told& told = *told_[slot];
-    EXPECT_TRUE(told.done);
+    const Received& received = *received_[slot];
+    EXPECT_TRUE(received.done);
     int finished = 0;
     int64_t first = -1;  // version
-    for (const auto& [sample, tokens] : told.tokens) {
+    for (const auto& [sample, tokens] : received.tokens) {
       if (tokens.empty()) continue;
-      const std::vector<int64_t>& versions = told.versions.at(sample);
+      const std::vector<int64_t>& versions = received.versions.at(sample);
       if (first < 0) first = versions.front();
       std::vector<int32_t> text = request.prompt_ids;
       for (size_t i = 0; i < tokens.size(); ++i) {
@@ -134,14 +134,14 @@ class UpdateHarness {
           EXPECT_TRUE(versions_[v + 1].was_kept) << "the update to version " << v + 1;
         EXPECT_GE(versions[i], versions[std::max<size_t>(i, 1) - 1]);
       }
-      finished += told.reasons.at(sample) == FinishReason::kLength;
+      finished += received.reasons.at(sample) == FinishReason::kLength;
     }
     return finished;
   }
 
   EngineHarness& harness() { return harness_; }
   Engine& engine() { return harness_.engine(); }
-  const Told& told(size_t slot) const { return *told_[slot]; }
+  const Received& received(size_t slot) const { return *received_[slot]; }
   RequestId id(size_t slot) const { return ids_[slot]; }
 
  private:
@@ -155,7 +155,7 @@ class UpdateHarness {
   }
 
   std::vector<std::unique_ptr<EngineHarness>> models_;  // what each seed says
-  std::vector<std::unique_ptr<Told>> told_;             // outlives the engine
+  std::vector<std::unique_ptr<Received>> received_;     // outlives the engine
   std::vector<RequestId> ids_;
   std::vector<Version> versions_ = {{}};
   EngineHarness harness_;
@@ -181,10 +181,10 @@ TEST(WeightUpdate, AbortEndsWhatRunsAndWhatWaitsIsComputedWithTheNewWeights) {
   EXPECT_EQ(version->number, 1);
   EXPECT_EQ(version->label, "step");
   harness.harness().RunToEnd();
-  for (const auto& [sample, reason] : harness.told(runs).reasons) EXPECT_EQ(reason, FinishReason::kCancelled) << sample;
+  for (const auto& [sample, reason] : harness.received(runs).reasons) EXPECT_EQ(reason, FinishReason::kCancelled) << sample;
   EXPECT_EQ(harness.CheckTokens(runs, request), 0);
   EXPECT_EQ(harness.CheckTokens(waits, request), 1);
-  EXPECT_EQ(harness.told(waits).versions.at(0).front(), 1);
+  EXPECT_EQ(harness.received(waits).versions.at(0).front(), 1);
   EXPECT_EQ(harness.engine().Metrics().last_step.weight_version, 1);
 }
 
@@ -193,15 +193,15 @@ TEST(WeightUpdate, WaitLetsWhatRunsFinishAndNothingElseBegins) {
   const Request request = Greedy(Prompt(9), 12);
   const size_t runs = harness.Submit(request), waits = harness.Submit(request);
   harness.harness().Step(3);
-  EXPECT_FALSE(harness.told(runs).done);
+  EXPECT_FALSE(harness.received(runs).done);
   ASSERT_TRUE(harness.Update(PauseMode::kWait).ok());
-  EXPECT_TRUE(harness.told(runs).done);
-  EXPECT_TRUE(harness.told(waits).versions.empty());
+  EXPECT_TRUE(harness.received(runs).done);
+  EXPECT_TRUE(harness.received(waits).versions.empty());
   EXPECT_FALSE(harness.engine().Load().draining);
   harness.harness().RunToEnd();
   for (const size_t slot : {runs, waits}) {
     EXPECT_EQ(harness.CheckTokens(slot, request), 1);
-    EXPECT_EQ(harness.told(slot).versions.at(0).front(), slot == waits ? 1 : 0);
+    EXPECT_EQ(harness.received(slot).versions.at(0).front(), slot == waits ? 1 : 0);
   }
 }
 
@@ -216,14 +216,14 @@ TEST(WeightUpdate, KeepLetsWhatRunsGoOnWithTheKvThatItHasAlone) {
   harness.harness().RunToEnd();
   EXPECT_EQ(harness.CheckTokens(runs, request), 2);
   EXPECT_EQ(harness.CheckTokens(comes, request), 2);
-  for (const auto& [sample, versions] : harness.told(runs).versions) {
+  for (const auto& [sample, versions] : harness.received(runs).versions) {
     EXPECT_EQ(versions.front(), 0) << sample;
     EXPECT_EQ(versions.back(), 1) << sample;
   }
-  EXPECT_EQ(harness.told(comes).versions.at(0).front(), 1);
-  EXPECT_EQ(harness.told(comes).cached_tokens, 0) << "of a prompt whose KV other weights made";
+  EXPECT_EQ(harness.received(comes).versions.at(0).front(), 1);
+  EXPECT_EQ(harness.received(comes).cached_tokens, 0) << "of a prompt whose KV other weights made";
   harness.CheckCache();
-  // What the samples of two versions made is gone with them.
+  // KV that the samples of two versions made is gone with them.
   harness.harness().cache().DropCached();
   EXPECT_EQ(harness.harness().cache().usage().pages_owned, 0);
 }
@@ -334,8 +334,8 @@ TEST(WeightUpdate, HalfAnUpdateEndsAllUntilAWholeOne) {
   harness.harness().model().FailNextUpdate(Internal("the source is gone"));
   EXPECT_EQ(harness.Update(PauseMode::kAbort).status().message(), "the source is gone");
   harness.harness().RunToEnd();
-  EXPECT_TRUE(harness.told(runs).done && harness.told(waits).done);
-  EXPECT_EQ(harness.told(waits).status.code(), StatusCode::kUnavailable);
+  EXPECT_TRUE(harness.received(runs).done && harness.received(waits).done);
+  EXPECT_EQ(harness.received(waits).status.code(), StatusCode::kUnavailable);
   EXPECT_EQ(harness.engine().Submit(request).status().code(), StatusCode::kUnavailable);
   EXPECT_EQ(harness.harness().cache().usage().pages_in_use, 0);
 
@@ -345,7 +345,7 @@ TEST(WeightUpdate, HalfAnUpdateEndsAllUntilAWholeOne) {
   const size_t after = harness.Submit(request);
   harness.harness().RunToEnd();
   EXPECT_EQ(harness.CheckTokens(after, request), 1);
-  EXPECT_EQ(harness.told(after).versions.at(0).front(), 2);
+  EXPECT_EQ(harness.received(after).versions.at(0).front(), 2);
 }
 
 // Samples that a sleep keeps are computed again, several of one prompt in the same step: those that compute a page of their own of
@@ -400,7 +400,7 @@ class PartsTest : public ::testing::Test {
     }
     return missing;
   }
-  // What is computed is what the model of `kValue` says, or else what the loaded one does.
+  // The outputs are those of the model of `kValue` if `updated`, else those of the loaded one.
   void CheckTokens(bool updated) {
     const Request request = Greedy(Prompt(9), 6);
     const size_t slot = submitted_++;
@@ -511,11 +511,11 @@ TEST(DropCache, NothingCachedOutlivesIt) {
   harness.harness().RunToEnd();
   const size_t runs = harness.Submit(request);
   harness.harness().Step(2);
-  EXPECT_GT(harness.told(runs).cached_tokens, 0);
+  EXPECT_GT(harness.received(runs).cached_tokens, 0);
   EXPECT_EQ(harness.engine().DropCache().value(), 1);
   const size_t after = harness.Submit(request);
   harness.harness().RunToEnd();
-  EXPECT_EQ(harness.told(after).cached_tokens, 0);
+  EXPECT_EQ(harness.received(after).cached_tokens, 0);
   EXPECT_TRUE(harness.harness().cache().pins().Find("pinned").has_value()) << "computed anew";
   for (const size_t slot : {before, runs, after}) EXPECT_EQ(harness.CheckTokens(slot, request), 1);
   EXPECT_EQ(harness.engine().weight_version().number, 0);
@@ -537,9 +537,9 @@ TEST(Pause, KeepHoldsWhatRunsStill) {
   ASSERT_TRUE(harness.engine().Cancel(harness.id(cancelled)).ok());
   harness.harness().RunToEnd();
   EXPECT_EQ(harness.harness().model().tokens_computed(), computed);
-  EXPECT_FALSE(harness.told(runs).done || harness.told(comes).done);
-  EXPECT_EQ(harness.told(ends).status.code(), StatusCode::kDeadlineExceeded);
-  EXPECT_TRUE(harness.told(cancelled).done);
+  EXPECT_FALSE(harness.received(runs).done || harness.received(comes).done);
+  EXPECT_EQ(harness.received(ends).status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(harness.received(cancelled).done);
   EXPECT_EQ(harness.Pause({.mode = PauseMode::kWait}).code(), StatusCode::kFailedPrecondition) << "it would wait for ever";
   EXPECT_EQ(harness.Update(PauseMode::kWait).status().code(), StatusCode::kFailedPrecondition);
   ASSERT_TRUE(harness.engine().Resume().ok());
@@ -557,7 +557,7 @@ TEST(Pause, NewRequestsAreRefusedWhereThatIsAskedFor) {
   ASSERT_TRUE(harness.Pause({.mode = PauseMode::kAbort, .refuse_new = true}).ok());
   EXPECT_EQ(harness.engine().Submit(request).status().message(), "the engine is paused and takes no requests: try again later");
   harness.harness().RunToEnd();
-  EXPECT_EQ(harness.told(runs).reasons.at(0), FinishReason::kCancelled);
+  EXPECT_EQ(harness.received(runs).reasons.at(0), FinishReason::kCancelled);
   ASSERT_TRUE(harness.engine().Resume().ok());
   ASSERT_TRUE(harness.engine().Resume().ok());
   const size_t comes = harness.Submit(request);
@@ -565,7 +565,7 @@ TEST(Pause, NewRequestsAreRefusedWhereThatIsAskedFor) {
   EXPECT_EQ(harness.CheckTokens(comes, request), 1);
 }
 
-// Whatever was to become of samples that run.
+// In all pause modes, samples that run go on after a refusal.
 TEST(Sleep, WhatIsRefusedEndsNothing) {
   for (const PauseMode mode : {PauseMode::kWait, PauseMode::kAbort, PauseMode::kKeep}) {
     UpdateHarness harness(kConfig);
@@ -604,7 +604,7 @@ TEST(Sleep, WhatIsKeptIsComputedAgain) {
     EXPECT_EQ(harness.Update(PauseMode::kKeep).status().code(), StatusCode::kFailedPrecondition);
     const size_t comes = harness.Submit(request);
     harness.harness().RunToEnd();
-    EXPECT_FALSE(harness.told(runs).done || harness.told(comes).done);
+    EXPECT_FALSE(harness.received(runs).done || harness.received(comes).done);
     ASSERT_TRUE(harness.Wake({}).ok());
     EXPECT_EQ(harness.engine().weight_version().number, level == SleepLevel::kDropWeights ? 1 : 0);
     harness.harness().RunToEnd();
@@ -624,12 +624,25 @@ TEST(Sleep, WeightsThatWereDroppedComeByAnUpdate) {
   EXPECT_EQ(resumed.message(), "weights are missing: update all of them, or wake the engine so that it reads the model's file");
   EXPECT_EQ(harness.engine().Load().state, EngineState::kPaused);
   harness.harness().RunToEnd();
-  EXPECT_FALSE(harness.told(runs).done);
+  EXPECT_FALSE(harness.received(runs).done);
   ASSERT_TRUE(harness.Update(PauseMode::kKeep).ok());
   ASSERT_TRUE(harness.engine().Resume().ok());
   harness.harness().RunToEnd();
   EXPECT_EQ(harness.CheckTokens(runs, request), 1);
-  EXPECT_EQ(harness.told(runs).versions.at(0).back(), 1);
+  EXPECT_EQ(harness.received(runs).versions.at(0).back(), 1);
+}
+
+TEST(Sleep, WakingAgainReadsTheFileThatTheFirstTimeDidWithout) {
+  UpdateHarness harness(kConfig);
+  const Request request = Greedy(Prompt(21), 16);
+  const size_t runs = harness.Submit(request);
+  harness.harness().Step(6);
+  ASSERT_TRUE(harness.Sleep(SleepLevel::kDropWeights, PauseMode::kKeep).ok());
+  EXPECT_EQ(harness.Wake({.reload = false}).code(), StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(harness.Wake({}).ok());
+  EXPECT_EQ(harness.engine().Load().state, EngineState::kRunning);
+  harness.harness().RunToEnd();
+  EXPECT_EQ(harness.CheckTokens(runs, request), 1);
 }
 
 TEST(Sleep, WakingReadsTheFileWhereAnUpdateLeftAMixture) {

@@ -65,8 +65,8 @@ void AppendEdge(std::vector<Edge>* edges, const Edge& edge) {
   }
 }
 
-// Finds the states that no text tells apart: a class each. States of one class are looked at again only where one that they lead to
-// has moved to another class, and the largest part of a class never moves, so a state is looked at a logarithmic number of times
+// Finds the states that no text distinguishes: a class each. States of one class are looked at again only where one that they lead
+// to has moved to another class, and the largest part of a class never moves, so a state is looked at a logarithmic number of times
 // for each state that it leads to (Hopcroft 1971, "An n log n algorithm for minimizing states in a finite automaton").
 class Partition {
  public:

@@ -12,7 +12,7 @@
 namespace coppice {
 namespace {
 
-void Tell(std::vector<std::pair<CompileQueue::Done, Result<CompileQueue::Constraint>>>* answers) {
+void CallBack(std::vector<std::pair<CompileQueue::Done, Result<CompileQueue::Constraint>>>* answers) {
   for (auto& [done, answer] : *answers) done(std::move(answer));
   answers->clear();
 }
@@ -67,7 +67,7 @@ void CompileQueue::Cancel(Ticket ticket) {
     const std::lock_guard lock(mutex_);
     End([&](const Asker& asker) { return asker.ticket == ticket; }, Status(StatusCode::kCancelled, "it was cancelled"), &answers);
   }
-  Tell(&answers);
+  CallBack(&answers);
 }
 
 void CompileQueue::Stop(Status why) {
@@ -79,7 +79,7 @@ void CompileQueue::Stop(Status why) {
     changed_.notify_all();
     deadlines_.notify_all();
   }
-  Tell(&answers);
+  CallBack(&answers);
 }
 
 // --------------------------------------------------------------------------------------------------------------------- threads
@@ -102,12 +102,12 @@ void CompileQueue::Work() {
         CatchExhaustion("compiling a grammar", [&] { return compiler_.Compile(job->source, job->stop.get_token()); });
     lock.lock();
     job->running = false;
-    // Where all who asked have left, a new job may have its place.
+    // Where all callers have left, a new job may have its place.
     const auto place = jobs_.find(id);
     if (place != jobs_.end() && place->second == job) Finish(place, compiled, &answers);
     changed_.notify_all();  // its key may have another
     lock.unlock();
-    Tell(&answers);
+    CallBack(&answers);
     lock.lock();
   }
 }
@@ -132,7 +132,7 @@ void CompileQueue::WatchDeadlines() {
         DeadlineExceeded("the request's time was over before its grammar was compiled: allow more time, or make it simpler"),
         &answers);
     lock.unlock();
-    Tell(&answers);
+    CallBack(&answers);
     lock.lock();
   }
 }

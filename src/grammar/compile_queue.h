@@ -1,6 +1,6 @@
-// Grammars that wait to be compiled, for clients who do not trust each other: in turns by key, on threads of their own, each source
-// of a key once. What is compiled is kept for the key's next use of it; no key finds, and so could time, what another one asked
-// for. Layer: grammar.
+// Grammars that wait to be compiled, for clients that do not trust each other: in turns by key, on threads of their own, each
+// source of a key once. A compiled grammar is kept for the key's next use of it; no key finds, and so could time, a grammar of
+// another key. Layer: grammar.
 #pragma once
 
 #include <chrono>
@@ -49,9 +49,9 @@ class CompileQueue {
   // Stops; REQUIRES: no other call.
   ~CompileQueue();
 
-  // `done` is told once: in this call, where the answer is known; else on another thread. Errors are those of
+  // `done` is called once: in this call, where the answer is known; else on another thread. Errors are those of
   // GrammarCompiler::Compile; RESOURCE_EXHAUSTED also where too much waits, or grammars in use by `key` take too much memory;
-  // DEADLINE_EXCEEDED after `deadline`; CANCELLED by Cancel; that of Stop. `key` names who asks.
+  // DEADLINE_EXCEEDED after `deadline`; CANCELLED by Cancel; that of Stop. `key` names the client.
   Ticket Compile(const std::string& key, GrammarSource source, std::optional<Clock::time_point> deadline, Done done);
   // Ends a ticket that has no answer yet: `done` hears of it in this call. A source that no other ticket asks for is let go, at
   // once.
@@ -88,7 +88,7 @@ class CompileQueue {
     int32_t waiting = 0;     // askers
     int64_t kept_bytes = 0;  // of kept_
     std::vector<Use> uses;
-    std::shared_ptr<HeldStates> held = std::make_shared<HeldStates>(0);  // by the samples of its requests
+    std::shared_ptr<LiveParserStates> held = std::make_shared<LiveParserStates>(0);  // by the samples of its requests
   };
   using Jobs = std::map<std::string, std::shared_ptr<Job>>;  // by IdOf
   using Answers = std::vector<std::pair<Done, Result<Constraint>>>;
@@ -102,11 +102,11 @@ class CompileQueue {
   // The job whose turn it is, of a key that has none running.
   Jobs::iterator Next();
   void Finish(Jobs::iterator job, const Result<Constraint>& compiled, Answers* answers);
-  // Takes those out for whom `ends` says so, and lets go of jobs without any left.
+  // Takes those out for which `ends` is true, and lets go of jobs without any left.
   void End(const std::function<bool(const Asker&)>& ends, const Status& why, Answers* answers);
   // Why a key's requests get no more memory, `more_bytes`; OK: they do.
   Status CheckMemory(Client* client, int64_t more_bytes) const;
-  // What is kept, for a request of its key; null: it is not.
+  // The constraint kept by this id, for a request of its key; null: none is kept.
   Constraint FindKept(const std::string& id);
   void Keep(Kept kept);
   // For requests of a client: says whether one has it still, and counts what their samples hold.

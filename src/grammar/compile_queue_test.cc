@@ -1,4 +1,4 @@
-// Who waits for what to be compiled, and what ends it.
+// Clients that wait for grammars, and the ends of their wait.
 #include "grammar/compile_queue.h"
 
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ class FakeCompiler final : public GrammarCompiler {
     if (source.text.find("bad") != std::string::npos) return InvalidArgument("it is bad");
     return Constraint(std::make_shared<FakeConstraint>(source.text));
   }
-  Constraint CountIn(const TokenConstraint& constraint, std::shared_ptr<HeldStates>) const override {
+  Constraint CountIn(const TokenConstraint& constraint, std::shared_ptr<LiveParserStates>) const override {
     return std::make_shared<FakeConstraint>(static_cast<const FakeConstraint&>(constraint).text);
   }
   int64_t BytesOf(const TokenConstraint&) const override { return 1000; }
@@ -61,12 +61,12 @@ class FakeCompiler final : public GrammarCompiler {
   std::set<std::string> through_;
 };
 
-// What a ticket was told.
+// The answer of a ticket.
 struct Asked {
   CompileQueue::Ticket ticket = 0;
   std::future<Result<Constraint>> answer;
 
-  bool is_told() { return answer.wait_for(0s) == std::future_status::ready; }
+  bool is_answered() { return answer.wait_for(0s) == std::future_status::ready; }
   Result<Constraint> Await() {
     EXPECT_EQ(answer.wait_for(10s), std::future_status::ready);
     return answer.get();
@@ -96,13 +96,13 @@ TEST(CompileQueue, EqualSourcesOfAKeyAreCompiledOnceAndKept) {
   EXPECT_EQ(TextOf(used), "slow a");
   EXPECT_EQ(*second.Await(), used);
   Asked later = Ask(queue, "alice", "slow a");
-  EXPECT_TRUE(later.is_told());  // in the call
+  EXPECT_TRUE(later.is_answered());  // in the call
   EXPECT_EQ(*later.Await(), used);
   EXPECT_EQ(compiler.AwaitBegun(1).size(), 1u);
   EXPECT_EQ(Ask(queue, "alice", "bad").AwaitError(), "INVALID_ARGUMENT: it is bad");
 }
 
-// How long an answer takes tells no key what another one asked for.
+// The time of an answer shows no key what another one asked for.
 TEST(CompileQueue, WhatAKeyCompiledIsNotFoundByOthers) {
   FakeCompiler compiler;
   CompileQueue queue(&compiler);
@@ -110,11 +110,11 @@ TEST(CompileQueue, WhatAKeyCompiledIsNotFoundByOthers) {
   Asked other = Ask(queue, "bob", "a");
   EXPECT_NE(*other.Await(), kept);
   EXPECT_EQ(compiler.AwaitBegun(2), (std::vector<std::string>{"a", "a"}));
-  // What waits is not either.
+  // A running job of another key is not found either.
   Asked slow = Ask(queue, "alice", "slow"), slow_too = Ask(queue, "bob", "slow");
   EXPECT_EQ(compiler.AwaitBegun(4).size(), 4u);
   queue.Cancel(slow.ticket);
-  EXPECT_FALSE(slow_too.is_told());
+  EXPECT_FALSE(slow_too.is_answered());
   compiler.LetThrough("slow");
   EXPECT_TRUE(slow_too.Await().ok());
 }
@@ -124,8 +124,8 @@ TEST(CompileQueue, AKeyPushesNothingOfOthersOut) {
   CompileQueue queue(&compiler, {.kept_bytes = 7000});  // of three
   EXPECT_TRUE(Ask(queue, "bob", "b").Await().ok());
   for (const char* text : {"1", "2", "3", "4", "5"}) EXPECT_TRUE(Ask(queue, "alice", text).Await().ok());
-  EXPECT_TRUE(Ask(queue, "bob", "b").is_told());
-  EXPECT_TRUE(Ask(queue, "alice", "5").is_told());
+  EXPECT_TRUE(Ask(queue, "bob", "b").is_answered());
+  EXPECT_TRUE(Ask(queue, "alice", "5").is_answered());
   Asked gone = Ask(queue, "alice", "1");
   EXPECT_TRUE(gone.Await().ok());
   EXPECT_EQ(compiler.AwaitBegun(7).size(), 7u);
@@ -171,7 +171,7 @@ TEST(CompileQueue, WhatOthersAskForToGoesOn) {
   compiler.AwaitBegun(1);
   queue.Cancel(a.ticket);
   EXPECT_THAT(a.AwaitError(), HasSubstr("CANCELLED"));
-  EXPECT_FALSE(b.is_told());
+  EXPECT_FALSE(b.is_answered());
   compiler.LetThrough("slow");
   EXPECT_TRUE(b.Await().ok());
   queue.Cancel(b.ticket);  // is answered: nothing
@@ -205,7 +205,7 @@ TEST(CompileQueue, AStopEndsAllAtOnce) {
   compiler.AwaitBegun(3);
 }  // the queue's end is one too
 
-TEST(CompileQueue, NobodyFillsItOrTheMemory) {
+TEST(CompileQueue, NoClientFillsItOrTheMemory) {
   FakeCompiler compiler;
   CompileQueue queue(&compiler, {.threads = 1, .max_waiting = 4, .kept_bytes = 5000, .max_bytes_per_key = 3000});
   std::vector<Asked> asked;
@@ -230,9 +230,9 @@ TEST(CompileQueue, NobodyFillsItOrTheMemory) {
   EXPECT_EQ(compiler.AwaitBegun(begun + 1).size(), begun + 1);
 }
 
-TEST(CompileQueue, FromManyThreadsEachIsToldOnce) {
+TEST(CompileQueue, FromManyThreadsEachIsAnsweredOnce) {
   FakeCompiler compiler;
-  std::atomic<int> told = 0;
+  std::atomic<int> received = 0;
   {
     CompileQueue queue(&compiler, {.threads = 3});
     std::vector<std::thread> threads;
@@ -240,15 +240,15 @@ TEST(CompileQueue, FromManyThreadsEachIsToldOnce) {
       threads.emplace_back([&, t] {
         for (int i = 0; i < 100; ++i) {
           const std::string text = (i % 7 == 0 ? "slow " : i % 5 == 0 ? "bad " : "") + std::to_string(i % 20);
-          const CompileQueue::Ticket ticket =
-              queue.Compile("key" + std::to_string(t % 3), {GrammarKind::kRegex, text}, std::nullopt, [&](const auto&) { ++told; });
+          const CompileQueue::Ticket ticket = queue.Compile("key" + std::to_string(t % 3), {GrammarKind::kRegex, text},
+                                                            std::nullopt, [&](const auto&) { ++received; });
           if (i % 3 == 0 || i % 7 == 0) queue.Cancel(ticket);
         }
       });
     }
     for (std::thread& thread : threads) thread.join();
   }
-  EXPECT_EQ(told, 400);
+  EXPECT_EQ(received, 400);
 }
 
 }  // namespace

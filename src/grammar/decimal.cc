@@ -144,7 +144,8 @@ class Builder {
                         char c) {
     if (!bound || before != Order::kEqual) return before;
     const std::string& expected = bound->value.*digits;
-    if (digits == &Decimal::whole && index >= static_cast<int32_t>(expected.size())) return before;  // told by the number of digits
+    if (digits == &Decimal::whole && index >= static_cast<int32_t>(expected.size()))
+      return before;  // decided by the number of digits
     return OrderOf(c, index < static_cast<int32_t>(expected.size()) ? expected[index] : '0');
   }
 

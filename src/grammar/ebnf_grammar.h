@@ -41,8 +41,8 @@ class EbnfGrammar {
 
   struct Rule {
     std::vector<Sequence> alternatives;
-    // What comes behind the rule wherever it stands, as a part of EBNF; empty: it is not said. Tokens that go on behind its end are
-    // looked at in advance then, instead of one by one while an answer is written.
+    // EBNF of the text behind the rule, wherever it stands; empty: not stated. Tokens that go on behind the rule's end are then
+    // checked in advance, instead of one by one while an answer is written.
     std::string_view followed_by;
     // Characters that it takes at most. Where it cannot end after so many, it goes on until it can.
     std::optional<int64_t> max_characters;

@@ -64,7 +64,7 @@ const CharClass& Spaces() {
   static const CharClass spaces{agreed, agreed | CharSet({{0x1C, 0x1F}, {0x85, 0x85}, {0x180E, 0x180E}, {0xFEFF, 0xFEFF}})};
   return spaces;
 }
-// What a point stands for: ends of lines are not among it, which some take for \n alone.
+// Characters that a point stands for: none that ends a line; for some engines only \n does.
 const CharClass& AnyOfALine() {
   static const CharClass any{CharSet({{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}}).Complement(), CharSet::Of('\n').Complement()};
   return any;
@@ -308,7 +308,7 @@ class Parser {
     return OkStatus();
   }
 
-  // What follows a backslash.
+  // The escape whose backslash was just read.
   Status ParseEscape(bool in_class, CharClass* characters) {
     if (AtEnd()) return Wrong("a \\ with nothing behind it");
     const char letter = text_[place_];

@@ -246,7 +246,7 @@ bool PrepareHere(ForkedWork* work, const FileDescriptor& caller) {
   }
 }
 
-// What the program has open is none of the processes' business: whoever waits for the end of a pipe waits for the program's alone.
+// The processes close the program's files: a reader that waits for the end of a pipe waits for the program alone.
 void CloseAllBut(int kept) {
   const int nowhere = open("/dev/null", O_RDWR);
   dup2(nowhere, STDIN_FILENO);
@@ -333,7 +333,7 @@ Result<std::string> ForkServer::Call(char kind, std::string_view input, const st
   char outcome = 0;
   std::string answer;
   const bool answered = SendFrame(here.get(), kind, input) && ReceiveFrame(here.get(), &outcome, &answer);
-  if (stop.stop_requested()) return Status(StatusCode::kCancelled, options_.name + " was told to stop");
+  if (stop.stop_requested()) return Status(StatusCode::kCancelled, options_.name + " was asked to stop");
   if (!answered) return Internal(options_.name + " crashed, or was killed");
   switch (outcome) {
     case kDone: return answer;

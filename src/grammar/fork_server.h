@@ -17,7 +17,7 @@
 
 namespace coppice {
 
-// What the processes do. Called in them, by one thread each. An exception is an error of that call.
+// Work of the server's processes. Called in them, by one thread each. An exception is an error of that call.
 class ForkedWork {
  public:
   virtual ~ForkedWork() = default;

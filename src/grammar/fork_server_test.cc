@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 
-// What this process has open.
+// The files that this process has open, a line each.
 std::string Descriptors() {
   std::string all;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

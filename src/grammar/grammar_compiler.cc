@@ -25,7 +25,7 @@ thread_local std::string library_warning;  // the first one since Guarded began
 
 }  // namespace
 
-// What the library asks its user to define (XGRAMMAR_LOG_CUSTOMIZE).
+// Log functions that the library leaves to its user (XGRAMMAR_LOG_CUSTOMIZE).
 namespace xgrammar {
 
 [[noreturn]] void LogFatalImpl(const std::string&, int, const std::string& message) { throw std::runtime_error(message); }
@@ -42,21 +42,21 @@ namespace {
 
 // Of compiled grammars that the library keeps for their next use.
 constexpr int64_t kCacheBytes = int64_t{256} << 20;
-// What the parser may do for a mask and for a token (parser_work.h): some 0.1 s and 0.01 s. The engine's step waits for them. Usual
+// Bounds on parser work for a mask and for a token (parser_work.h): some 0.1 s and 0.01 s. The engine's step waits for it. Usual
 // ones take some 500 units; a class of characters that repeats up to 1000 times takes two million where its end is near.
 constexpr int64_t kMostMaskWork = 6'000'000, kMostAcceptWork = 500'000;
-// States of a usual token, of which kMostHeldStates has none. Most take 20.
+// States of a usual token, of which kMostLiveParserStates has none. Most take 20.
 constexpr int64_t kUsualStates = 64;
 
-// Runs `work`, which calls the library, whose errors are exceptions. What it warns of is an error too: it would ignore a part of
-// what was asked. RESOURCE_EXHAUSTED where a ParserWorkLimit ended it.
+// Runs `work`, which calls the library, whose errors are exceptions. A warning is an error too: the library would ignore a part
+// of the source. RESOURCE_EXHAUSTED where a ParserWorkLimit ended it.
 template <class Work>
 Status Guarded(const Work& work) {
   library_warning.clear();
   try {
     work();
   } catch (const std::bad_alloc&) {
-    throw;  // whoever bounds memory answers
+    throw;  // the caller that bounds memory answers
   } catch (const ParserWorkExceeded&) {
     return ResourceExhausted(
         "the grammar lets its parser read the output in too many ways, and one more token would take too long: make it simpler, "
@@ -73,20 +73,20 @@ Status HoldsTooMuch() {
   return ResourceExhausted(fmt::format(
       "the grammar's parsers hold more than {} states for samples that are under way: ask for less output, fewer samples "
       "or fewer requests at a time, or make it simpler, with fewer parts that match the same text",
-      kMostHeldStates));
+      kMostLiveParserStates));
 }
 
-// A number of HeldStates, for a while.
+// A number of LiveParserStates, for a while.
 class Holding {
  public:
-  explicit Holding(std::shared_ptr<HeldStates> held) : held_(std::move(held)) {}
+  explicit Holding(std::shared_ptr<LiveParserStates> held) : held_(std::move(held)) {}
   Holding(const Holding&) = delete;
   ~Holding() { *held_ -= count_; }
 
   // False: that would be too many, and the number stays.
   bool GrowTo(int64_t count) {
     const int64_t more = count - count_;
-    if (*held_ += more; *held_ > kMostHeldStates && more > 0) {
+    if (*held_ += more; *held_ > kMostLiveParserStates && more > 0) {
       *held_ -= more;
       return false;
     }
@@ -94,18 +94,18 @@ class Holding {
     return true;
   }
   int64_t count() const { return count_; }
-  const std::shared_ptr<HeldStates>& held() const { return held_; }
+  const std::shared_ptr<LiveParserStates>& held() const { return held_; }
 
  private:
-  const std::shared_ptr<HeldStates> held_;
+  const std::shared_ptr<LiveParserStates> held_;
   int64_t count_ = 0;
 };
 
 class MatcherState final : public ConstraintState {
  public:
-  MatcherState(const xgrammar::CompiledGrammar& grammar, std::shared_ptr<HeldStates> held)
+  MatcherState(const xgrammar::CompiledGrammar& grammar, std::shared_ptr<LiveParserStates> held)
       : matcher_(std::in_place, grammar), holding_(std::move(held)) {}
-  // A clone. Where there is no room for what it would hold, it is told with its first token.
+  // A clone. Where there is no room for its states, its first token is refused.
   MatcherState(const MatcherState& other) : kept_(other.kept_), tokens_(other.tokens_), holding_(other.holding_.held()) {
     if (other.matcher_ && holding_.GrowTo(other.holding_.count())) matcher_.emplace(other.matcher_->Fork());
   }
@@ -142,29 +142,29 @@ class MatcherState final : public ConstraintState {
 class CompiledConstraint final : public TokenConstraint {
  public:
   // `held`: null: by request.
-  CompiledConstraint(xgrammar::CompiledGrammar grammar, int32_t vocab_size, std::shared_ptr<HeldStates> held = nullptr)
+  CompiledConstraint(xgrammar::CompiledGrammar grammar, int32_t vocab_size, std::shared_ptr<LiveParserStates> held = nullptr)
       : grammar_(std::move(grammar)), vocab_size_(vocab_size), held_(std::move(held)) {}
 
   std::unique_ptr<ConstraintState> Begin() const override {
-    return std::make_unique<MatcherState>(grammar_, held_ ? held_ : std::make_shared<HeldStates>(0));
+    return std::make_unique<MatcherState>(grammar_, held_ ? held_ : std::make_shared<LiveParserStates>(0));
   }
   int32_t vocab_size() const override { return vocab_size_; }
   int64_t bytes() const { return static_cast<int64_t>(grammar_.MemorySizeBytes()); }
-  std::shared_ptr<const TokenConstraint> CountIn(std::shared_ptr<HeldStates> held) const {
+  std::shared_ptr<const TokenConstraint> CountIn(std::shared_ptr<LiveParserStates> held) const {
     return std::make_shared<CompiledConstraint>(grammar_, vocab_size_, std::move(held));
   }
 
  private:
   const xgrammar::CompiledGrammar grammar_;
   const int32_t vocab_size_;
-  const std::shared_ptr<HeldStates> held_;
+  const std::shared_ptr<LiveParserStates> held_;
 };
 
-// What both compilers know of their constraints.
+// Accounting of constraints, the same in both compilers.
 class XGrammarCompiler : public GrammarCompiler {
  public:
   std::shared_ptr<const TokenConstraint> CountIn(const TokenConstraint& constraint,
-                                                 std::shared_ptr<HeldStates> held) const override {
+                                                 std::shared_ptr<LiveParserStates> held) const override {
     return static_cast<const CompiledConstraint&>(constraint).CountIn(std::move(held));
   }
   int64_t BytesOf(const TokenConstraint& constraint) const override {
@@ -199,13 +199,13 @@ Status CompileChecked(GrammarKind kind, const std::string& text, int32_t vocab_s
   std::optional<MatcherState> state;
   {
     const ParserWorkLimit limit(kMostAcceptWork);
-    COPPICE_RETURN_IF_ERROR(Guarded([&] { state.emplace(**compiled, std::make_shared<HeldStates>(0)); }));
+    COPPICE_RETURN_IF_ERROR(Guarded([&] { state.emplace(**compiled, std::make_shared<LiveParserStates>(0)); }));
   }
   std::vector<uint32_t> mask(MaskWords(vocab_size));
   return state->FillMask(mask).status();
 }
 
-// What the library compiles of a source: its text, or the grammar of its schema.
+// The text that the library compiles for a source: its own text, or the grammar of its schema.
 Result<std::string> TextToCompile(const GrammarSource& source) {
   if (IsOfSchema(source.kind)) return SchemaGrammar(source);
   COPPICE_RETURN_IF_ERROR(CheckGrammarSource(source));
@@ -243,7 +243,7 @@ class LocalCompiler final : public XGrammarCompiler {
 
 // -------------------------------------------------------------------------------------------------------- compiling in a process
 
-// What comes before the rest of a message to or from a child.
+// The first byte of a child's answer.
 constexpr char kCompiled = 'c', kRefused = 'r';
 
 // Texts of tokens, each with its length before it.

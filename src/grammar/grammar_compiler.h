@@ -15,15 +15,15 @@
 
 namespace coppice {
 
-// What compiling one grammar may take in a process of its own, and what is compiled may.
+// Bounds on compiling one grammar in a process of its own, and on the memory of the compiled grammar.
 inline constexpr double kMostCompileSeconds = 30;  // of CPU time
 inline constexpr int64_t kMostCompileBytes = int64_t{256} << 20, kMostCompiledBytes = int64_t{64} << 20;
 
 // States that parsers of samples hold together, beyond those that a usual token takes; some 50 bytes each.
-using HeldStates = std::atomic<int64_t>;
-inline constexpr int64_t kMostHeldStates = 4'000'000;
+using LiveParserStates = std::atomic<int64_t>;
+inline constexpr int64_t kMostLiveParserStates = 4'000'000;
 
-// What the process for GrammarCompiler::Create does; null in a build without XGrammar.
+// Work of the process for GrammarCompiler::Create; null in a build without XGrammar.
 std::unique_ptr<ForkedWork> MakeGrammarWork();
 // Starts that process, as the program begins (ForkServer::Start). UNIMPLEMENTED where there is no `work`.
 Result<std::unique_ptr<ForkServer>> StartGrammarProcess(std::unique_ptr<ForkedWork> work = MakeGrammarWork());
@@ -46,7 +46,7 @@ class GrammarCompiler {
   // A constraint of Compile again, whose samples count what they hold in `held`, with those of other constraints. Without it, those
   // of each request count for themselves.
   virtual std::shared_ptr<const TokenConstraint> CountIn(const TokenConstraint& constraint,
-                                                         std::shared_ptr<HeldStates> held) const = 0;
+                                                         std::shared_ptr<LiveParserStates> held) const = 0;
   // Bytes that a constraint of Compile holds; what its samples hold comes on top.
   virtual int64_t BytesOf(const TokenConstraint& constraint) const = 0;
 };

@@ -1,4 +1,4 @@
-// What a regex or grammar would cost, told from its text before anything is made of it: states that its automata would have,
+// The cost of a regex or grammar, by its text, before anything is made of it: states that its automata would have,
 // repeats written out. Compiling takes time and memory that follow from them. Knows no bound on time: compiling has its own. Layer:
 // grammar.
 #pragma once

@@ -1,4 +1,4 @@
-// What grammars cost, told from their text.
+// Costs of grammars, by their text.
 #include "grammar/grammar_cost.h"
 
 #include <gmock/gmock.h>

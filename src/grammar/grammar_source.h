@@ -1,4 +1,4 @@
-// What the text of an answer must look like, as users write it, and bounds on it that need no more than the text.
+// Sources of grammars: the form of an answer's text, as users write it, and bounds on it that need no more than the text.
 // Layer: grammar.
 #pragma once
 

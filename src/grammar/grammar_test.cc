@@ -197,7 +197,7 @@ class GrammarProcessTest : public GrammarTest {
   std::unique_ptr<GrammarCompiler> forked_ = GrammarCompiler::Create(tokenizer_, vocab(), StartGrammarProcess().value()).value();
 };
 
-// What comes from the process is what is compiled here, mask by mask.
+// Constraints from the process equal those compiled here, mask by mask.
 TEST_F(GrammarProcessTest, ConstraintsAreThoseOfThisProcess) {
   const std::vector<GrammarSource> sources{
       {GrammarKind::kJson, ""},
@@ -275,7 +275,7 @@ TEST_F(GrammarTest, AMaskThatTakesTooLongIsRefused) {
 // A parser remembers all that it followed: what the samples of a key's requests hold together is bounded.
 TEST_F(GrammarTest, WhatSamplesHoldIsBounded) {
   const auto compiled = Compile(GrammarKind::kRegex, "([a-z]{0,100}[a-z]{0,100}){0,100}");
-  const auto held = std::make_shared<HeldStates>(0);
+  const auto held = std::make_shared<LiveParserStates>(0);
   const auto constraint = compiler_->CountIn(*compiled, held);
   const auto token = static_cast<int32_t>(std::ranges::find(texts_, "abc") - texts_.begin());
   const std::unique_ptr<ConstraintState> state = constraint->Begin();
@@ -288,11 +288,11 @@ TEST_F(GrammarTest, WhatSamplesHoldIsBounded) {
   }
   EXPECT_EQ(*held, of_one);  // the clone has given its back
 
-  const int64_t of_others = kMostHeldStates - 2 * of_one + 1;
+  const int64_t of_others = kMostLiveParserStates - 2 * of_one + 1;
   *held += of_others;
   std::vector<uint32_t> mask(MaskWords(vocab()));
   const std::unique_ptr<ConstraintState> late = state->Clone();  // there is no room for a copy of what it would hold
-  EXPECT_EQ(*held, kMostHeldStates - of_one + 1);
+  EXPECT_EQ(*held, kMostLiveParserStates - of_one + 1);
   for (const Status& status : {late->FillMask(mask).status(), late->Accept(token)}) {
     EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
     EXPECT_THAT(status.message(), HasSubstr("hold more than 4000000 states"));
@@ -305,7 +305,7 @@ TEST_F(GrammarTest, WhatSamplesHoldIsBounded) {
 
 // Where a text is read in few ways, no length of output is too much.
 TEST_F(GrammarTest, UsualOutputHoldsNothing) {
-  const auto held = std::make_shared<HeldStates>(0);
+  const auto held = std::make_shared<LiveParserStates>(0);
   const auto constraint = compiler_->CountIn(*Compile(GrammarKind::kJsonObject, ""), held);
   const std::unique_ptr<ConstraintState> state = constraint->Begin();
   for (const char* text : {"{\"", "name", "\": ", "true", "}"}) {
@@ -329,7 +329,7 @@ TEST_F(GrammarTest, AClonedStateGoesOnByItself) {
   EXPECT_FALSE(clone->FillMask(other).value());
 }
 
-// Whatever is asked, an answer comes, and the process lives.
+// Every hostile source gets an answer in time, and the process lives.
 TEST_F(GrammarTest, HostileSourcesEndInTime) {
   std::string optional, doubling = "root ::= r0\n";
   while (optional.size() + 8 <= kMaxRegexBytes) optional += "(a|b|c)?";

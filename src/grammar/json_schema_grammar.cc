@@ -142,7 +142,7 @@ class Writer {
     return OkStatus();
   }
 
-  // What an error is about.
+  // The path that an error of the alternative names.
   std::string PathOf(const Alternative& alternative) {
     if (alternative.schemas.empty()) return "#";
     const Result<const JsonSchema*> schema = model_.reader().Read(alternative.schemas.back());
@@ -180,7 +180,7 @@ class Writer {
     return OkStatus();
   }
 
-  // What is written of the alternative, exclusions left aside.
+  // The alternative as it is written, exclusions left aside.
   Result<Alternative> Written(const Alternative& alternative) {
     Alternative written{.schemas = alternative.schemas, .kinds = alternative.kinds};
     if (!alternative.excluded.empty() && alternative.kinds == JsonKinds{JsonKind::kObject}) {
@@ -215,10 +215,10 @@ class Writer {
   Result<std::vector<Alternative>> ComplementOf(const Exclusion& exclusion, JsonKinds kinds) {
     constexpr size_t kMaxTerms = 16;
     COPPICE_ASSIGN_OR_RETURN(const std::vector<Alternative> alternatives, model_.AlternativesOf({exclusion.schema}));
-    const Status unsupported = InvalidArgument(
-        fmt::format("{} is not supported: values may satisfy more of its schemas than they should; tell them apart by constants of "
-                    "required members or by type, or write anyOf, and check the answer",
-                    exclusion.path));
+    const Status unsupported = InvalidArgument(fmt::format(
+        "{} is not supported: values may satisfy more of its schemas than they should; distinguish them by constants of "
+        "required members or by type, or write anyOf, and check the answer",
+        exclusion.path));
     if (alternatives.size() != 1 || !alternatives[0].excluded.empty() || (alternatives[0].kinds & kinds) != kinds)
       return unsupported;
     std::vector<Alternative> terms;
@@ -297,7 +297,7 @@ class Writer {
     const int64_t least = items.count.least;
     const std::optional<int64_t> most = items.count.most;
     if (most && *most < least) return OkStatus();
-    // What follows some items, from the last of the list on.
+    // The rule for the text behind the first items, built from the last item of the list backwards.
     RuleId tail = TailOfOthers(items, prefix);
     for (int64_t i = prefix - 1; i >= 0; --i) {
       Rule at;

@@ -1,9 +1,9 @@
 // JSON schemas as grammars: what the grammar writes satisfies the schema, for validators of any draft from 4 to 2020-12.
 //
-// What it writes is a part of what the schema holds for, which documents are asked to name (docs/server.md): members in the order
-// of the schema, those that it does not list after them and only where it speaks of them, white space of kMaxWhiteSpace characters
-// at most, and one spelling of characters where a pattern, a format or a name counts. A schema that cannot be followed so is
-// refused. Layer: grammar.
+// Its texts are a part of those that satisfy the schema (docs/server.md lists the limits): members in the order of the schema,
+// those that it does not list after them and only where it speaks of them, white space of kMaxWhiteSpace characters at most, and
+// one spelling of characters where a pattern, a format or a name counts. A schema that cannot be followed so is refused.
+// Layer: grammar.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// What the grammars of JSON schemas let through, what they do not, and which schemas are refused; text by text. Random schemas and
+// Texts that the grammars of JSON schemas accept, texts that they reject, and schemas that are refused. Random schemas and
 // an independent validator are in tests/grammar.
 #include "grammar/json_schema_grammar.h"
 

@@ -62,7 +62,7 @@ bool HasLength(const Automaton& texts, const LengthRange& range) {
   if ((own.most && *own.most < range.least) || (range.most && *range.most < own.least)) return false;
   if (own.least >= range.least) return true;
   if (!own.most && !range.most) return true;
-  // States that texts of each length end in. Whoever asks for very long ones is told that there may be some.
+  // States that texts of each length end in. Of very long ones the answer is that there may be some.
   constexpr int64_t kMaxSteps = 5000;
   if (range.least > kMaxSteps) return true;
   std::set<int32_t> here = {0};
@@ -271,8 +271,8 @@ Result<SchemaIds> JsonSchemaModel::MemberOf(const Alternative& alternative, cons
   SchemaIds ids;
   for (const SchemaId id : alternative.schemas) {
     COPPICE_ASSIGN_OR_RETURN(const JsonSchema* const schema, reader_.Read(id));
-    // What a pattern says applies where it matches; what is additional, where none does. Where readings differ, both apply to what
-    // is to hold in every reading, and neither to what may hold in some.
+    // A pattern's schema applies where it matches; the additional one, where none does. Where readings differ, both apply under
+    // kAgreed, whose schemas are to hold in every reading, and neither under kPossible, whose schemas may hold in some.
     const auto own = std::ranges::find(schema->properties, name, &std::pair<std::string, SchemaId>::first);
     bool additional = own == schema->properties.end();
     if (!additional) AddNew(&ids, own->second);

@@ -28,7 +28,7 @@ class JsonSchemaModel {
     SchemaId schema;   // that the value is not to satisfy
     std::string path;  // of the keyword that says so
   };
-  // What values satisfy: the keywords of each of `schemas` but for those that hold other schemas of the same value.
+  // Conditions on a value: the keywords of each of `schemas` but for those that hold other schemas of the same value.
   struct Alternative {
     SchemaIds schemas;
     std::vector<Exclusion> excluded;
@@ -62,14 +62,14 @@ class JsonSchemaModel {
   // Values of one alternative of each list.
   Result<std::vector<Alternative>> Combined(const std::vector<Alternative>& left, const std::vector<Alternative>& right);
 
-  // What an alternative asks of values of one kind.
+  // An alternative's conditions on values of one kind.
   Result<NumberSet> NumbersOf(const Alternative& alternative, RegexReading reading);
   Result<Texts> TextsOf(const Alternative& alternative, RegexReading reading);
   Result<Items> ItemsOf(const Alternative& alternative);
   Result<Members> MembersOf(const Alternative& alternative);
-  // What the member of this name is to satisfy. With kAgreed, in every reading of the patterns of names; else, in any.
+  // Schemas that the member of this name is to satisfy. With kAgreed, in every reading of the patterns of names; else, in any.
   Result<SchemaIds> MemberOf(const Alternative& alternative, const std::string& name, RegexReading reading);
-  // What names of members are to satisfy.
+  // Schemas that names of members are to satisfy.
   Result<SchemaIds> NamesOf(const Alternative& alternative);
 
   // Whether the value satisfies it: for certain (kAgreed), or perhaps.

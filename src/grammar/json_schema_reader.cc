@@ -117,7 +117,7 @@ class JsonSchemaReader::Keywords {
 
   Status ReadKeyword(const std::string& name, const Json& value) {
     using Reader = Status (Keywords::*)(const std::string&, const Json&);
-    // What of the drafts is not in this table, and not in kUnsupported, annotates, or is read along with a keyword of this table.
+    // A draft's keyword that is neither in this table nor in kUnsupported annotates, or is read along with one of this table.
     static const std::map<std::string, Reader, std::less<>> readers = {
         {"type", &Keywords::ReadType},
         {"enum", &Keywords::ReadEnum},

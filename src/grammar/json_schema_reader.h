@@ -73,7 +73,7 @@ struct JsonSchema {
   LengthRange length;
   std::vector<std::shared_ptr<const TextSet>> texts;
 
-  // What a format, or a bound beyond all numbers that are read, asks of what is written, though other values may hold too.
+  // Bounds on written values, from a format or from a bound beyond all numbers that are read; other values may hold too.
   LengthRange written_length;
   std::optional<NumberBound> written_least, written_most;
 
@@ -88,8 +88,8 @@ struct JsonSchema {
   std::vector<std::string> required;
   LengthRange member_count;
 
-  // What holds beside them, of the same value: one of `schemas`, or with `all` each of them; with `exclusive` one alone. `none`: no
-  // one.
+  // A condition on the same value beside its own keywords: one of `schemas` holds, or with `all` each of them; with `exclusive`
+  // one alone. `none`: none of them.
   struct Part {
     std::string path;
     std::vector<SchemaId> schemas;

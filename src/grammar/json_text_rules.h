@@ -36,7 +36,7 @@ class JsonTextRules {
   RuleId String(const CharSet& characters, const LengthRange& length);
   // One whose value is among `texts`. INVALID_ARGUMENT: characters of the texts would have to be counted, and there are too many.
   Result<RuleId> String(const Automaton& texts, const LengthRange& length);
-  // What an automaton over the characters of JSON text accepts: no string.
+  // Texts that an automaton over the characters of JSON text accepts: no string.
   RuleId Plain(const Automaton& texts) { return texts.empty() ? grammar_.AddRule() : StatesOf(texts, End::kPlain); }
 
  private:

@@ -22,7 +22,7 @@ inline void CountParserWork(int64_t units) {
 }
 inline void CountParserStates(int64_t count) { parser_states_kept += count; }
 
-// What the parser may do while one lives.
+// A bound on the work of this thread's parser, while one lives.
 class ParserWorkLimit {
  public:
   explicit ParserWorkLimit(int64_t units) : before_(parser_work_left) { parser_work_left = units; }

@@ -100,7 +100,7 @@ const std::map<std::string, Source, std::less<>>& Sources() {
         {"base64url", {Base64("[A-Za-z0-9_-]")}},
     };
     for (char version = '1'; version <= '8'; ++version) all[fmt::format("uuid{}", version)] = {Uuid({&version, 1}, "[89ABab]")};
-    // What they say is how a text is shown or used, or how a number is stored, not which ones there are.
+    // These formats say how a text is shown or used, or how a number is stored, and allow every value.
     for (const char* const name : {"password", "binary", "path", "file-path", "directory-path", "float", "double", "int8", "int16",
                                    "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
       all[name] = {};

@@ -11,7 +11,7 @@
 
 namespace coppice::hub {
 
-// What a file must be. A hash is lower-case hex; at least one is given.
+// The size and hashes that a file must have. A hash is lower-case hex; at least one is given.
 struct FileCheck {
   int64_t bytes = 0;
   std::string sha256;

@@ -16,7 +16,7 @@
 namespace coppice::hub {
 namespace {
 
-// What has come so far.
+// The part of a file that has come so far.
 class PartFile {
  public:
   static Result<PartFile> Open(const std::string& path) {
@@ -61,7 +61,7 @@ class PartFile {
   int64_t size_ = 0;
 };
 
-// What is missing of the file, in one request.
+// Fetches the missing part of the file, in one request.
 Status Fetch(HttpClient& client, const DownloadRequest& request, const Progress& progress, PartFile& part) {
   const std::string name = std::filesystem::path(request.path).filename().string();
   const Status status = client.Get(

@@ -105,7 +105,7 @@ std::string WithoutUser(const std::string& url) {
 void HttpClient::Free::operator()(void* curl) const { curl_easy_cleanup(curl); }
 
 Result<HttpClient> HttpClient::Create(std::function<bool()> should_stop) {
-  // Once, whoever comes first: it is not thread-safe in old versions.
+  // Once, by the first caller: it is not thread-safe in old versions.
   static const CURLcode initialised = curl_global_init(CURL_GLOBAL_DEFAULT);
   CURL* const curl = initialised == CURLE_OK ? curl_easy_init() : nullptr;
   if (curl == nullptr) return Internal("libcurl could not be initialised");

@@ -1,4 +1,4 @@
-// What a server says in JSON, read without trust: a field that is missing or of another type is empty. Layer: hub.
+// A server's JSON, read without trust: a field that is missing or of another type is empty. Layer: hub.
 #pragma once
 
 #include <cstdint>

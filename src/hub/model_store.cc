@@ -82,7 +82,7 @@ fs::path ModelIn(const fs::path& folder) {
 std::string ModelFolder() {
   const char* const models = std::getenv("COPPICE_MODELS");
   const char* const home = std::getenv("HOME");
-  return models ? models : (fs::path(home ? home : "") / ".cache/coppice/models").string();
+  return models && *models ? models : (fs::path(home ? home : "") / ".cache/coppice/models").string();
 }
 
 std::vector<StoredModel> StoredModels() {

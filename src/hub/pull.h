@@ -27,8 +27,8 @@ struct PulledModel {
   bool fetched = false;  // false: it was there, whole and right
 };
 
-// What an earlier call has fetched of it is not fetched again. Errors as of Download; INVALID_ARGUMENT for a name that cannot be
-// one.
+// Files, or parts of them, that an earlier call has fetched are not fetched again. Errors as of Download; INVALID_ARGUMENT for a
+// name that cannot be one.
 Result<PulledModel> Pull(const PullOptions& options);
 
 }  // namespace coppice::hub

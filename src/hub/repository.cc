@@ -15,7 +15,7 @@
 namespace coppice::hub {
 namespace {
 
-// What the reader of folders looks at, beside the weights.
+// Files that the reader of folders looks at, beside the weights.
 constexpr std::string_view kToolTemplate = "additional_chat_templates/tool_use.jinja";
 constexpr std::array<std::string_view, 13> kCompanions = {"config.json",
                                                           "generation_config.json",

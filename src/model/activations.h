@@ -30,6 +30,8 @@ struct Activations {
     int32_t max_logit_rows = 0;        // R
     std::optional<DType> head_inputs;  // the output projection's are of this dtype; none: as those of the others
     std::optional<DType> terms;        // what ranks add up is kept apart, in this dtype
+    // Where ranks divide the tokens of KV: all ranks, and those that have this rank's KV head. 0: they do not.
+    int32_t gathered_ranks = 0, kv_sharers = 0;
   };
   // `config`: of the rank; `dtype`: of product inputs; `gathered_vocab`: of the model, where this rank gathers logits, else 0.
   static Result<Activations> Create(Device& device, const ModelConfig& config, DType dtype, int64_t gathered_vocab,
@@ -40,6 +42,9 @@ struct Activations {
   Activation qkv;              // [T, (qo + 2 kv) heads * head_dim] f32
   Activation q;                // [T, qo heads * head_dim]
   Activation attended;         // [T, qo heads * head_dim]
+  Activation gathered_q;       // [T, ranks * qo heads * head_dim], with Limits::gathered_ranks: q of all ranks
+  Activation partial;          // [T, sharers * qo heads * head_dim], likewise: attention to the rank's tokens
+  Activation partial_lse;      // [T, sharers * qo heads] f32
   Activation mlp;              // [T, intermediate]
   Activation projected;        // [T, hidden] f32: what a block gives before its norm, where it has one
   Activation terms;            // [T, hidden], with Limits::terms: what a block gives on this rank, of a sum over ranks

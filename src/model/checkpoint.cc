@@ -35,7 +35,7 @@ void AddRope(const RopeConfig& rope, ContentHash& hash) {
   }
 }
 
-// What the forward pass reads of a config.
+// The fields of a config that the forward pass reads.
 void AddConfig(const ModelConfig& config, ContentHash& hash) {
   hash.AddText(config.architecture);
   for (const int32_t value :
@@ -88,7 +88,7 @@ class MappedCheckpoint final : public Checkpoint {
     return hash.Hex();
   }
 
-  // What was read of a file would count as the process's memory beside the packed weights.
+  // Pages of a file that were read would count as the process's memory beside the packed weights.
   void Release(const StoredTensor& tensor) const override {
     for (const MappedFile& file : files_) {
       const std::span<const std::byte> all = file.bytes();

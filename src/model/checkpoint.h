@@ -60,8 +60,8 @@ class Checkpoint : public WeightSource {
   // middle): two files have the same if they are the same model in the same encoding. Reads those bytes.
   virtual std::string Fingerprint() const = 0;
 
-  // `told` is called when a tensor of a file is released, on the threads that load. Set before the first one does.
-  void OnRelease(std::function<void(const StoredTensor&)> told) { on_release_ = std::move(told); }
+  // `callback` is called when a tensor of a file is released, on the threads that load. Set before the first one does.
+  void OnRelease(std::function<void(const StoredTensor&)> callback) { on_release_ = std::move(callback); }
 
  protected:
   std::string name_;

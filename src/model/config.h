@@ -38,7 +38,7 @@ enum class QkvLayout : uint8_t {
   kQuartersQvk,  // four parts, each a quarter of q, of v and of k: CodeGen's, made for four devices
 };
 
-// What a family's layers are made of.
+// The parts of a family's layers.
 struct Blocks {
   ops::NormKind norm = ops::NormKind::kRms;
   bool unit_offset_norms = false;  // norms multiply by 1 + weight

@@ -1,4 +1,4 @@
-// XXH3-128 of a run of values, as text: fingerprints of models, checksums of files. No protection against somebody who means harm.
+// XXH3-128 of a run of values, as text: fingerprints of models, checksums of files. No protection against an attacker.
 // Layer: model.
 #pragma once
 

@@ -47,7 +47,7 @@ class FamilyTransformer final : public Transformer {
   void DropWeights() override { store_->Drop(); }
 
  private:
-  // What a step's layers have in common.
+  // Arguments that a step's layers have in common.
   struct Step {
     const DeviceBatch& batch;
     int64_t tokens;
@@ -57,7 +57,7 @@ class FamilyTransformer final : public Transformer {
     DeviceTensor hidden;               // [tokens, hidden]: the residual stream
     bool has_logit_rows_only = false;  // KeepLogitRows left those
   };
-  // What Logits goes on from: the last step's residual stream, and where in it the wanted rows are.
+  // The input of Logits: the last step's residual stream, and the places of the wanted rows in it.
   struct Wanted {
     DeviceTensor hidden;
     DeviceSpan<const int32_t> rows;  // none: hidden's, in order
@@ -73,6 +73,7 @@ class FamilyTransformer final : public Transformer {
         peers_(FindPeers(config, options)),
         shard_{ranks_.rank(), ranks_.size()},
         local_(shard_.Local(config)),
+        sharers_(options.splits_tokens ? shard_.RanksAtKvHead(config) : RankRun{shard_.rank}),
         layer_groups_(config.num_layers, 0) {}
 
   static ops::PeerRank* FindPeers(const ModelConfig& config, const Options& options);
@@ -92,6 +93,7 @@ class FamilyTransformer final : public Transformer {
                    std::span<const std::unique_ptr<attention::BoundKv>> kv, Stream stream);
   Status RunLayer(size_t layer, const attention::BoundKv& kv, Step* step);
   Result<DeviceTensor> Attend(size_t layer, const Step& step, const attention::BoundKv& kv);
+  Status AttendToPart(attention::AttentionPlan& plan, const attention::BoundKv& kv, DeviceTensor attended, const Step& step);
   Status KeepLogitRows(DeviceTensor* attended, Step* step);
   Status AddOverRanks(DeviceTensor x, Stream stream);
   Result<ConstDeviceTensor> GatherLogits(ConstDeviceTensor part, Stream stream);
@@ -110,6 +112,7 @@ class FamilyTransformer final : public Transformer {
   ops::PeerRank* const peers_;
   const Shard shard_;
   const ModelConfig local_;  // heads, columns and vocabulary as this rank has them
+  const RankRun sharers_;    // whose query heads attend to this rank's tokens of KV
   std::vector<attention::AttentionSpec> specs_;
   std::vector<int32_t> layer_groups_;
   std::vector<LayerGroup> groups_;

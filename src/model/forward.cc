@@ -1,4 +1,5 @@
 // The forward pass: one screen per layer, the verbs of the papers. Layer: model.
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -21,6 +22,8 @@ Status FamilyTransformer::RunLayers(const DeviceBatch& batch, std::span<attentio
   const int64_t tokens = batch.token_ids.size;
   Step step = {batch, tokens, stream, plans, act_.hidden.Rows(tokens)};
   COPPICE_RETURN_IF_ERROR(Embed(step));
+  // Rows that see none of the rank's tokens are in no plan, and their states stay empty.
+  if (options_.splits_tokens) COPPICE_RETURN_IF_ERROR(ops_->Fill(act_.partial_lse.Rows(tokens), -INFINITY, stream));
   for (size_t i = 0; i < weights().layers.size(); ++i) {
     COPPICE_RETURN_IF_ERROR(RunLayer(i, *kv[i], &step));
   }
@@ -88,12 +91,34 @@ Result<DeviceTensor> FamilyTransformer::Attend(size_t index, const Step& step, c
   }
   if (step.plans.empty()) return q;
   attention::AttentionPlan& plan = *step.plans[layer_groups_[index]];
+  if (options_.splits_tokens) {
+    COPPICE_RETURN_IF_ERROR(AttendToPart(plan, kv, attended, step));
+    return attended;
+  }
   COPPICE_RETURN_IF_ERROR(
       plan.Run(kv, {.q = q.data, .q_row_stride = q.stride, .out = attended.data, .out_row_stride = attended.stride}, step.stream));
   return attended;
 }
 
-// Once the last layer's K and V are stored, nobody reads what becomes of rows whose logits are not wanted: a prompt's, but for its
+// attention(q), of which this rank has a part of the tokens: that part for the query heads of all ranks that have the others, then
+// of its own heads the states of all parts (Cascade Inference's merge).
+Status FamilyTransformer::AttendToPart(attention::AttentionPlan& plan, const attention::BoundKv& kv, DeviceTensor attended,
+                                       const Step& step) {
+  const DeviceTensor q = act_.q.Rows(step.tokens), gathered = act_.gathered_q.Rows(step.tokens);
+  COPPICE_RETURN_IF_ERROR(ranks_.AllGather(q, gathered, step.stream));
+  const DeviceTensor queries = gathered.Cols(sharers_.first * q.cols, sharers_.count * q.cols);
+  const DeviceTensor partial = act_.partial.Rows(step.tokens), lse = act_.partial_lse.Rows(step.tokens);
+  COPPICE_RETURN_IF_ERROR(plan.Run(kv,
+                                   {.q = queries.data,
+                                    .q_row_stride = queries.stride,
+                                    .out = partial.data,
+                                    .out_row_stride = partial.stride,
+                                    .lse = static_cast<float*>(lse.data)},
+                                   step.stream));
+  return ranks_.MergeStates({.ranks = sharers_, .out = partial, .lse = lse}, attended, step.stream);
+}
+
+// Once the last layer's K and V are stored, rows whose logits are not wanted have no reader: a prompt's, but for its
 // last token. Where most are wanted, all rows go on.
 Status FamilyTransformer::KeepLogitRows(DeviceTensor* attended, Step* step) {
   const DeviceSpan<const int32_t> rows = step->batch.logit_rows;
@@ -175,7 +200,7 @@ Status FamilyTransformer::AddOverRanks(DeviceTensor x, Stream stream) {
 Result<ConstDeviceTensor> FamilyTransformer::GatherLogits(ConstDeviceTensor part, Stream stream) {
   if (shard_.ranks == 1 || measures_) return part;
   const DeviceTensor all = shard_.rank == 0 ? act_.gathered_logits.Rows(part.rows) : DeviceTensor();
-  COPPICE_RETURN_IF_ERROR(ranks_.AllGather(part, all, stream));
+  COPPICE_RETURN_IF_ERROR(ranks_.Gather(part, all, stream));
   return ConstDeviceTensor(all);
 }
 

@@ -1,6 +1,6 @@
 // The GGUF container, versions 2 and 3, little endian: typed metadata and a list of tensors, every size and offset checked; in one
 // file or in the several that llama.cpp's gguf-split writes.
-// What the keys and tensors mean for a model is gguf_model's business. Source: the GGUF specification of the ggml project.
+// gguf_model gives keys and tensors their meaning for a model. Source: the GGUF specification of the ggml project.
 // Layer: model.
 #pragma once
 

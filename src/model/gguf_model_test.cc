@@ -319,7 +319,7 @@ TEST(GgufModelTest, WhatATokenizerNeedsIsAskedForByName) {
   EXPECT_EQ(wrong.contents->tokenizer_status.code(), StatusCode::kInvalidArgument) << "not as good as none";
 }
 
-// What llama.cpp does without has the same values here.
+// Keys that llama.cpp does without have llama.cpp's defaults here.
 TEST(GgufModelTest, WhatIsOptionalHasItsDefault) {
   ModelConfig config = TinyConfig();
   config.num_kv_heads = config.num_qo_heads;
@@ -442,7 +442,7 @@ TEST(GgufModelTest, ControlTokensEndByTheirText) {
   EXPECT_THAT(Ends(model, {"<eos>", "<end_of_turn>", "<|end|>", "\u2581<EOT>"}, {3, 3, 3, 3}, {{"eos_token_id", 0}}),
               ElementsAre(0, 1, 2, 3));
 
-  // Whatever their type says, but not the unknown token (of SmolLM2's instruct models).
+  // Tokens of any type end by their text, but for the unknown token (of SmolLM2's instruct models).
   EXPECT_THAT(Ends(model, chatml, {1, 3, 4}, {{"eos_token_id", 1}}), ElementsAre(1, 0, 2));
   EXPECT_THAT(Ends(model, chatml, {3, 3, 3}, {{"bos_token_id", 1}, {"eos_token_id", 2}, {"unknown_token_id", 0}}), ElementsAre(2));
   EXPECT_THAT(Ends(model, {"a", "\n"}, {1, 1}, {{"eos_token_id", 1}}), ElementsAre(1));

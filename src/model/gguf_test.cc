@@ -126,7 +126,7 @@ TEST(GgufTest, RefusesBadMetadata) {
   EXPECT_THAT(ParseError(GgufWriter().Array("k", 9, 1, nested).Bytes()).message(), HasSubstr("nests arrays deeper than 4"));
   EXPECT_THAT(ParseError(GgufWriter().U32("general.alignment", 0).Bytes()).message(), HasSubstr("is 0, expected 8.."));
   EXPECT_THAT(ParseError(GgufWriter().U32("general.alignment", 24).Bytes()).message(), HasSubstr("is 24, expected a power of two"));
-  // Whatever the file holds, the message stays one line of printable text.
+  // The message is one line of printable text for any bytes of a file.
   EXPECT_THAT(ParseError(GgufWriter().U32("a\nb", 1).U32("a\nb", 1).Bytes()).message(), HasSubstr("a\\x0ab"));
 }
 

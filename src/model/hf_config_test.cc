@@ -194,7 +194,7 @@ TEST(HfConfigTest, ScaledRopeLengthensTheContext) {
     return Parse(With({{"rope_scaling", scaling}}, With(changes))).value();
   };
   const int32_t stated = testing::TinyConfig().max_position;
-  // Qwen2.5's recipe. What it computes is that of transformers: 0.1 ln(factor) + 1, of the original length.
+  // Qwen2.5's recipe. Its attention factor is that of transformers: 0.1 ln(factor) + 1; the context is `factor` original lengths.
   const ModelConfig yarn = parse({{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", stated}});
   EXPECT_EQ(yarn.max_position, 4 * stated);
   EXPECT_EQ(yarn.longest_context(), 4 * stated);

@@ -135,7 +135,7 @@ Status ReadChatTemplates(const std::string& path, TokenizerData* data) {
 Result<TokenizerData> ReadTokenizer(const std::string& path, ModelConfig& config) {
   const bool is_json = Exists(path + "/tokenizer.json");
   const std::string tokenizer_path = path + (is_json ? "/tokenizer.json" : "/tokenizer.model");
-  if (!Exists(tokenizer_path)) return NotFound(path + ": the model has no tokenizer (no tokenizer.json, no tokenizer.model)");
+  if (!Exists(tokenizer_path)) return NotFound("the model has no tokenizer (no tokenizer.json, no tokenizer.model)");
   COPPICE_ASSIGN_OR_RETURN(const std::string file, ReadTextFile(tokenizer_path));
   COPPICE_ASSIGN_OR_RETURN(const TokenizerConfigFiles files, ReadTokenizerConfig(path));
   Result<TokenizerData> parsed = is_json ? ParseHuggingFaceTokenizer(file, files) : ParseSentencePiece(file, files);

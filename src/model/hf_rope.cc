@@ -82,7 +82,7 @@ Status ReadParameters(const ObjectReader& reader, const ModelConfig& config, Rop
         fmt::format("{}: RoPE type {} is not supported; supported are default, linear, dynamic, llama3, yarn, longrope",
                     reader.path(), Quoted(type)));
   }
-  // What the model was trained with; files have it beside "max_position_embeddings" (rope->original_max_position then), or here.
+  // The trained length; files have it beside "max_position_embeddings" (rope->original_max_position then), or here.
   const bool beside = rope->original_max_position > 0;
   const bool stated = beside || reader.Has("original_max_position_embeddings");
   if (!beside) {

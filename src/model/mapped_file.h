@@ -19,7 +19,7 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return {data_.get(), data_.get_deleter().size}; }
-  // Takes the pages that lie whole in `part` out of the process's memory once they are read; who reads them again gets them from
+  // Takes the pages that lie whole in `part` out of the process's memory once they are read; a later read gets them from
   // the system's cache, or the file. REQUIRES: part lies in bytes(). Thread-safe.
   void Release(std::span<const std::byte> part) const;
 

@@ -1,4 +1,4 @@
-// What reading a model file or folder gives, whatever its format: the parts of a Checkpoint.
+// The contents of a model file or folder, whatever its format: the parts of a Checkpoint.
 // Layer: model.
 #pragma once
 
@@ -19,7 +19,7 @@ struct ModelContents {
   std::optional<TokenizerData> tokenizer;
   Status tokenizer_status = NotFound("the model has no tokenizer");  // OK if it has one that was read
   SamplingDefaults sampling;
-  // What was assumed where the files are silent, or set aside where they contradict themselves: a line each, for whoever runs it.
+  // Assumptions where the files are silent, fields set aside where they contradict themselves: a line each, for the model's users.
   std::vector<std::string> notes;
   TensorMap tensors;  // by Hugging Face name; exactly those that CheckWeights asks for
 };

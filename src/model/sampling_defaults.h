@@ -12,7 +12,7 @@
 
 namespace coppice {
 
-// What the files name; the meanings are SamplingParams'.
+// Parameters that the files name; the meanings are SamplingParams'.
 struct SamplingDefaults {
   std::optional<float> temperature, top_p, min_p, repetition_penalty;
   std::optional<int32_t> top_k;

@@ -46,6 +46,20 @@ int64_t Shard::IndexAtKvHead(const ModelConfig& config) const {
   return rank - CeilDiv(KvHeads(config).begin * ranks, int64_t{config.num_kv_heads});
 }
 
+RankRun Shard::RanksAtKvHead(const ModelConfig& config) const {
+  const auto first = static_cast<int>(rank - IndexAtKvHead(config));
+  RankRun run = {first, 1};
+  if (ranks <= config.num_kv_heads) return run;
+  const auto head_of = [&](int other) { return Shard{other, ranks}.KvHeads(config).begin; };
+  while (run.last() + 1 < ranks && head_of(run.last() + 1) == head_of(rank)) ++run.count;
+  return run;
+}
+
+int Shard::KvSharers(const ModelConfig& config, int ranks) {
+  if (ranks <= config.num_kv_heads) return 1;
+  return ranks % config.num_kv_heads == 0 ? ranks / config.num_kv_heads : 0;
+}
+
 ShardRun Shard::MlpColumns(const ModelConfig& config) const { return Divide(*this, config.intermediate_size, kUnit); }
 
 ShardRun Shard::VocabularyRows(const ModelConfig& config) const { return Divide(*this, config.vocab_size, kUnit); }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/communicator.h"
 #include "model/config.h"
 #include "model/families/family.h"
 
@@ -15,7 +16,7 @@ struct RowRun {
   int64_t begin = 0, count = 0;
 };
 
-// What a rank holds of a dimension: entries of the model, then zeros up to `padded`, which is the same on all ranks.
+// The part of a dimension that a rank holds: entries of the model, then zeros up to `padded`, which is the same on all ranks.
 struct ShardRun {
   int64_t begin = 0, count = 0, padded = 0;
 
@@ -32,6 +33,10 @@ struct Shard {
   ShardRun QoHeads(const ModelConfig& config) const;
   // Which of the ranks it is that have its KV heads; 0 where no other has them.
   int64_t IndexAtKvHead(const ModelConfig& config) const;
+  // The ranks that have its KV heads, itself among them. Where KvSharers is 0 these are not as many for every rank.
+  RankRun RanksAtKvHead(const ModelConfig& config) const;
+  // How many ranks have each KV head: 1 where ranks divide the KV heads, 0 where it depends on the head.
+  static int KvSharers(const ModelConfig& config, int ranks);
   ShardRun MlpColumns(const ModelConfig& config) const;
   ShardRun VocabularyRows(const ModelConfig& config) const;
 

@@ -63,6 +63,15 @@ TEST(Shard, MoreRanksThanKvHeadsDivideTheirQueryHeads) {
     EXPECT_EQ(shard.Local(config).num_kv_heads, 1);
   }
   EXPECT_EQ(Shard({1, 2}).IndexAtKvHead(config), 0);
+  const int first[] = {0, 0, 0, 3, 3}, ranks[] = {3, 3, 3, 2, 2};
+  for (int32_t rank = 0; rank < 5; ++rank) {
+    EXPECT_EQ(Shard({rank, 5}).RanksAtKvHead(config).first, first[rank]);
+    EXPECT_EQ(Shard({rank, 5}).RanksAtKvHead(config).count, ranks[rank]);
+  }
+  EXPECT_EQ(Shard({1, 2}).RanksAtKvHead(config).count, 1);
+  EXPECT_EQ(Shard::KvSharers(config, 2), 1);
+  EXPECT_EQ(Shard::KvSharers(config, 5), 0);
+  EXPECT_EQ(Shard::KvSharers(config, 6), 3);
 }
 
 TEST(Shard, RanksHoldEverythingOnceInEqualShapes) {

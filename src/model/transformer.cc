@@ -33,7 +33,9 @@ Result<std::unique_ptr<Transformer>> FamilyTransformer::Create(const Checkpoint&
                           {.max_tokens = options.max_tokens,
                            .max_logit_rows = options.max_logit_rows,
                            .head_inputs = options.head_dtype,
-                           .terms = transformer->peers_ != nullptr ? std::optional(transformer->TermsDType()) : std::nullopt}));
+                           .terms = transformer->peers_ != nullptr ? std::optional(transformer->TermsDType()) : std::nullopt,
+                           .gathered_ranks = options.splits_tokens ? transformer->shard_.ranks : 0,
+                           .kv_sharers = options.splits_tokens ? transformer->sharers_.count : 0}));
   COPPICE_RETURN_IF_ERROR(transformer->LoadKernels());
   return std::unique_ptr<Transformer>(std::move(transformer));
 }
@@ -48,7 +50,7 @@ ops::PeerRank* FamilyTransformer::FindPeers(const ModelConfig& config, const Opt
 Status FamilyTransformer::MakeGroups() {
   const int32_t rotated = config_.rotated();
   const auto add = [&](int32_t window, const RopeConfig& rope) -> Status {
-    specs_.push_back({.num_qo_heads = local_.num_qo_heads,
+    specs_.push_back({.num_qo_heads = local_.num_qo_heads * sharers_.count,
                       .num_kv_heads = local_.num_kv_heads,
                       .head_dim = config_.head_dim,
                       .q_dtype = options_.dtype,

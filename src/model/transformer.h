@@ -34,7 +34,10 @@ class Transformer {
     int32_t max_logit_rows = 512;          // that Logits gives at a time
     int32_t max_context = 0;               // longest sequence; 0: the model's. Chooses the frequencies of longrope
     bool deterministic = false;            // a row's bits do not depend on how many rows ride with it
-    bool attends = true;                   // false: queries go on in place of what they would find, for measuring all else
+    // KV heads that several ranks have are divided among these by tokens: a rank's KV and plans are of its tokens and of the query
+    // heads of all of them. REQUIRES: Shard::KvSharers is above 1, and no layer has a window.
+    bool splits_tokens = false;
+    bool attends = true;  // false: queries go on in place of what they would find, for measuring all else
   };
   static Result<std::unique_ptr<Transformer>> Create(const Checkpoint& checkpoint, const Options& options);
   virtual ~Transformer() = default;
@@ -42,8 +45,8 @@ class Transformer {
   // Of the whole model.
   virtual const ModelConfig& config() const = 0;
   virtual const Shard& shard() const = 0;
-  // What the layers' attention is on this rank, whose heads are padded as Shard says: one spec per group of layers that attend
-  // alike, and the group of each layer.
+  // The attention of the layers on this rank, whose heads are padded as Shard says, with splits_tokens the query heads of all
+  // ranks that have its KV head: one spec per group of layers that attend alike, and the group of each layer.
   virtual std::span<const attention::AttentionSpec> attention_specs() const = 0;
   virtual std::span<const int32_t> layer_groups() const = 0;
   // Appends the batch's K and V to each layer's KV and attends through the plan of its group, which is updated and uploaded for

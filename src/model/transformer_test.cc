@@ -32,7 +32,7 @@ constexpr int32_t kPageSize = 16;
 
 std::string FixturePath(const std::string& name) { return std::string(COPPICE_TEST_DATA) + "/models/" + name; }
 
-// What transformers computed for one prompt.
+// Results of transformers for one prompt.
 struct Expected {
   std::vector<int32_t> prompt, greedy;
   std::vector<float> logits, greedy_logprobs;  // logits: [prompt, vocab]
@@ -182,7 +182,7 @@ class Runner {
     return all;
   }
 
-  // What comes next is computed from the first token on.
+  // The next step begins with the first token.
   void Restart() { std::ranges::fill(kv_len_, 0); }
 
   Transformer& model() { return *model_; }
@@ -377,7 +377,7 @@ TEST_P(FixtureTest, AFloat32HeadRoundsNeitherInputsNorWeights) {
 }
 
 // Of an update in parts, what has not come is missing until its end; after one that is given up, all that the next one lacks.
-TEST_P(FixtureTest, PartsOfAnUpdateTellWhatIsMissing) {
+TEST_P(FixtureTest, PartsOfAnUpdateReportWhatIsMissing) {
   const auto checkpoint = Checkpoint::Open(FixturePath(GetParam())).value();
   Runner runner(GetParam(), DType::kF32, true);
   Transformer& model = runner.model();
@@ -509,7 +509,7 @@ TEST_P(FixtureTest, DeterministicBitsDoNotDependOnChunks) {
   }
 }
 
-// The last layer leaves out the rows whose logits nobody wants; those of others, of this step and the next, stay as they are.
+// The last layer leaves out the rows whose logits are not wanted; those of others, of this step and the next, stay as they are.
 TEST_P(FixtureTest, LogitsDoNotDependOnWhichOthersAreWanted) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     const auto length = static_cast<int32_t>(expected_.prompt.size());

@@ -1,4 +1,4 @@
-// What a GPU's libraries load and measure before the first request. Layer: model.
+// Steps in which a GPU's libraries load and measure before the first request. Layer: model.
 #include <algorithm>
 
 #include "core/check.h"

@@ -170,7 +170,7 @@ class PartReader {
     int64_t row_bytes = 0;  // of a part
     int64_t part_rows = 0;  // of all parts
     bool is_padded = false;
-    // What is not read in place, of all parts one after the other.
+    // Elements that are not read in place, of all parts one after the other.
     std::vector<std::byte> blocks;
     std::vector<int8_t> codes;
     std::vector<F16> scales, minima;
@@ -263,7 +263,7 @@ class PartReader {
     return parts;
   }
 
-  // What `ops` make of the product if each matrix has the format of `format_of`; nothing where one has none.
+  // The choice of `ops` for the product if each matrix has the format of `format_of`; nullopt where one has none.
   template <class FormatOf>
   std::optional<ops::FormatChoice> Ask(const Product& product, const ops::Ops& ops, FormatOf format_of) const {
     std::vector<ops::PartShape> shapes;

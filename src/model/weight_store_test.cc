@@ -71,6 +71,7 @@ class CountingOps final : public ops::Ops {
   Status Repack(const ops::LinearPart&, size_t, ops::Weight*) override { return OkStatus(); }
   Status Tune(int64_t, const StepOfRows&, Stream) override { return OkStatus(); }
   Status Linear(ConstDeviceTensor, const ops::Weight&, DeviceTensor, const ops::Epilogue&, Stream) override { return OkStatus(); }
+  Status Fill(DeviceTensor, float, Stream) override { return OkStatus(); }
   Status Embed(DeviceSpan<const int32_t>, const ops::Weight&, const ops::EmbedArgs&, DeviceTensor, Stream) override {
     return OkStatus();
   }
@@ -185,7 +186,7 @@ class UpdateTest : public ::testing::Test {
 
 TEST_F(UpdateTest, RefusesWhatTheModelDoesNotHaveBeforeAnythingChanges) {
   WeightStore store = Load(StoredType::kF32, KeepStored::kNone);
-  EXPECT_EQ(UpdateWith(&store, "model.layers.7.mlp.up_proj.weight", {64, 32}).code(), StatusCode::kUnimplemented);
+  EXPECT_EQ(UpdateWith(&store, "model.layers.7.mlp.up_proj.weight", {64, 32}).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(UpdateWith(&store, "model.layers.1.mlp.up_proj.weight", {32, 64}).message(),
             "trainer: tensor \"model.layers.1.mlp.up_proj.weight\" has shape [32, 64], but the config asks for [64, 32]");
   EXPECT_EQ(UpdateWith(&store, "model.layers.1.mlp.up_proj.weight", {64, 32}, StoredType::kI8).code(), StatusCode::kUnimplemented);

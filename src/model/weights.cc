@@ -40,16 +40,15 @@ void ForEachRun(const StoredTensor& tensor, const MatrixSlice& slice, int64_t ou
   }
 }
 
-// As CheckSomeWeights; `expected`: ExpectedWeights of the config.
+// As CheckSomeWeights; `expected`: ExpectedWeights of the config; `unknown`: the error of a tensor that is none of them.
 Status CheckSomeOf(const std::map<std::string, std::vector<int64_t>, std::less<>>& expected, const ModelConfig& config,
-                   const TensorMap& tensors) {
+                   const TensorMap& tensors, StatusCode unknown) {
   for (const auto& [name, tensor] : tensors) {
     const auto found = expected.find(name);
     if (found == expected.end()) {
-      return Unimplemented(
-          fmt::format("{}: tensor {} of shape {} is not part of a {} model of {} layers; the result would be wrong "
-                      "without it",
-                      tensor.file, Quoted(name), ShapeText(tensor.shape), config.architecture, config.num_layers));
+      return {unknown, fmt::format("{}: tensor {} of shape {} is not part of a {} model of {} layers; the result would be wrong "
+                                   "without it",
+                                   tensor.file, Quoted(name), ShapeText(tensor.shape), config.architecture, config.num_layers)};
     }
     if (tensor.shape != found->second) {
       return InvalidArgument(fmt::format("{}: tensor {} has shape {}, but the config asks for {}", tensor.file, Quoted(name),
@@ -75,7 +74,7 @@ std::map<std::string, std::vector<int64_t>, std::less<>> ExpectedWeights(const M
 }
 
 Status CheckSomeWeights(const ModelConfig& config, const TensorMap& tensors) {
-  return CheckSomeOf(ExpectedWeights(config), config, tensors);
+  return CheckSomeOf(ExpectedWeights(config), config, tensors, StatusCode::kInvalidArgument);
 }
 
 Status CheckWeights(const ModelConfig& config, const TensorMap& tensors, const std::string& path) {
@@ -90,7 +89,7 @@ Status CheckWeights(const ModelConfig& config, const TensorMap& tensors, const s
       return InvalidArgument(fmt::format("{}: tensor {} of shape {} is missing", path, Quoted(name), ShapeText(shape)));
     }
   }
-  return CheckSomeOf(expected, config, tensors);
+  return CheckSomeOf(expected, config, tensors, StatusCode::kUnimplemented);  // a file's: the forward pass lacks it
 }
 
 Status LoadWeight(std::string_view name, const StoredTensor& tensor, int64_t rows, int64_t cols, DType dtype,

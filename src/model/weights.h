@@ -43,12 +43,12 @@ using HeldWeights = std::map<std::string, HeldWeight, std::less<>>;  // by Huggi
 // The tensors that the forward pass of `config` reads, by Hugging Face name, with their shapes.
 std::map<std::string, std::vector<int64_t>, std::less<>> ExpectedWeights(const ModelConfig& config);
 
-// Checks that `tensors` are exactly those of `config`: none missing, none unknown, shapes equal, element types readable, no
+// Checks that `tensors` are exactly those of `config`: all of them and no others, shapes equal, element types readable, no
 // more layers than the file has. INVALID_ARGUMENT names `path`, the tensor and both values.
 Status CheckWeights(const ModelConfig& config, const TensorMap& tensors, const std::string& path);
 
-// Checks that `tensors` are some of those of `config`: none unknown, shapes equal, element types readable. INVALID_ARGUMENT and
-// UNIMPLEMENTED as CheckWeights.
+// Checks that `tensors` are some of those of `config` and no others: shapes equal, element types readable. INVALID_ARGUMENT, and
+// for an element type UNIMPLEMENTED.
 Status CheckSomeWeights(const ModelConfig& config, const TensorMap& tensors);
 
 // Writes the tensor, converted, row-major and in half-split rotary order, to `out` (rows * cols elements of dtype; rows 1 for a

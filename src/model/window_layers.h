@@ -13,7 +13,7 @@ struct WindowLayers {
   int32_t window = 0;  // tokens that a token sees, itself among them; 0: all before it
 };
 
-// A model's layers by their window, those with ModelConfig::window first; at most two, none without layers.
+// A model's layers by their window, those with ModelConfig::window first; at most two, each with a layer.
 std::vector<WindowLayers> WindowLayersOf(const ModelConfig& config);
 
 }  // namespace coppice

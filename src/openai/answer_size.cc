@@ -37,7 +37,7 @@ double CopiesOfOutput(const OpenAiRequest& request) {
   return request.responses && request.stream ? 5 : 1;
 }
 
-// What the answer tells of a prompt beside echo.
+// The answer's fields of a prompt beside echo.
 double BytesOfPrompt(const OpenAiRequest& request, const AnswerExtent& extent) {
   const auto tokens = static_cast<double>(extent.prompt_tokens);
   const auto top = static_cast<double>(request.request.prompt_top_logprobs.value_or(request.request.top_logprobs));
@@ -45,12 +45,12 @@ double BytesOfPrompt(const OpenAiRequest& request, const AnswerExtent& extent) {
     const double objects = request.stream ? static_cast<double>(extent.output_tokens) : static_cast<double>(extent.choices);
     return request.sglang->with_input_logprobs ? objects * tokens * kSglangEntry * (1 + top) : 0;
   }
-  const bool in_each = !request.token_route && !IsChat(request.endpoint);
+  const bool in_each = !request.token_route && (!IsChat(request.endpoint) || request.stream);
   const double copies = in_each ? static_cast<double>(extent.choices) : 1;
   return copies * tokens * ((request.return_token_ids ? kId : 0) + (request.prompt_logprobs ? kPromptEntry * (1 + top) : 0));
 }
 
-// What an answer repeats of its request.
+// Bytes of the request's fields that an answer repeats.
 double BytesOfEcho(const OpenAiRequest& request) {
   if (!request.responses) return 0;
   return static_cast<double>(request.responses->echo.size()) * (request.stream ? 3 : 1);

@@ -8,7 +8,7 @@
 
 namespace coppice::openai {
 
-// What an answer has of one prompt.
+// An answer's part of one prompt.
 struct AnswerExtent {
   int64_t choices = 0;
   int64_t prompt_tokens = 0, prompt_bytes = 0;  // in each choice, where the prompt is echoed

@@ -18,11 +18,11 @@ class AnswerStream {
  public:
   virtual ~AnswerStream() = default;
 
-  // Appends what the stream begins with, before anything is computed.
-  virtual void Begin(std::string* /*out*/) {}
+  // Appends what the stream begins with, before anything is computed; what is large of it is returned instead, and follows.
+  virtual std::unique_ptr<TextSource> Begin(std::string* /*out*/) { return nullptr; }
   // Appends what the event of a sample brings; nothing while a character is incomplete.
   virtual void Append(const StreamEvent& event, std::string* out) = 0;
-  // What the event of the prompt brings. null: nothing.
+  // The content of the prompt's event. null: nothing.
   virtual std::unique_ptr<TextSource> Echo(const StreamEvent& /*event*/) { return nullptr; }
   // Appends the stream's end, once for all streams of an answer; what is large of it is returned instead, and follows. `failure`:
   // why the answer ends before its time, if it does.

@@ -10,7 +10,7 @@ namespace coppice::openai {
 namespace {
 
 // A token of a prompt is a row of a product with the weights, and so is a token that a full batch generates; one machine's steps
-// hold as many rows either way. What reading weights and KV adds to the latter differs by machine and changes no part's share much.
+// hold as many rows either way. Reads of weights and KV, a cost of the latter, differ by machine and change no part's share much.
 constexpr int64_t kCostOfPromptToken = 1, kCostOfOutputToken = 1;
 constexpr double kTolerance = 1.05;  // of the longest part, for a cut that divides fewer tokens
 

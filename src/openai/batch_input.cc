@@ -230,9 +230,12 @@ Result<BatchInput> BatchInput::Read(const std::string& path, const OpenAiRequest
     ignored.Add(parsed->request.ignored_fields);
     Result<std::vector<int32_t>> tokens = parser.Encode(parsed->request);
     if (!tokens.ok()) {
-      const BodyError told = parsed->request.PromptError(tokens.status());
-      COPPICE_RETURN_IF_ERROR(report(
-          {.line = line.number, .id = parsed->id, .custom_id = parsed->custom_id, .status = told.status, .param = told.param}));
+      const BodyError error_body = parsed->request.PromptError(tokens.status());
+      COPPICE_RETURN_IF_ERROR(report({.line = line.number,
+                                      .id = parsed->id,
+                                      .custom_id = parsed->custom_id,
+                                      .status = error_body.status,
+                                      .param = error_body.param}));
       continue;
     }
     COPPICE_ASSIGN_OR_RETURN(const int64_t begin, input.spool_.Append(*tokens));

@@ -27,7 +27,7 @@ struct BatchLine {
   OpenAiRequest request;
 };
 
-// What a caller asks of an input beyond its form.
+// A caller's demands on an input beyond its form.
 struct BatchRules {
   std::optional<Endpoint> endpoint;                   // of every line; another one is that line's error
   int64_t max_requests = 0;                           // more lines are INVALID_ARGUMENT, for the whole input; 0: no limit

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -26,9 +27,17 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int64_t kErrorsTold = 10;  // on stderr; all are in the file
+constexpr int64_t kErrorsReported = 10;  // on stderr; all are in the file
 
 constexpr std::string_view kResultBegin = R"({"id":)";  // of every line that we write
+
+// Of a line that is longer than lines are read, id and key alone, up to the member behind them.
+ordered_json ParseResult(const LineReader::Line& line) {
+  if (!line.too_long) return ordered_json::parse(line.text, nullptr, /*allow_exceptions=*/false);
+  // Within a string their quotes would be escaped.
+  const size_t end = std::min(line.text.find(R"(,"response":)"), line.text.find(R"(,"object":)"));
+  return ordered_json::parse(line.text.substr(0, end) + "}", nullptr, /*allow_exceptions=*/false);
+}
 
 // The key of a result, as text; nothing where the line is none.
 std::optional<std::string> KeyOf(const ordered_json& line, const ResultForm& form) {
@@ -50,7 +59,7 @@ std::optional<int64_t> LineOfError(const std::string& text) {
   return ours ? std::optional(json["line"].get<int64_t>()) : std::nullopt;
 }
 
-// What an earlier run reported.
+// Lines that an earlier run reported as errors.
 struct EarlierErrors {
   std::unordered_set<int64_t> lines;
   int64_t size = 0;  // bytes, without a torn last line
@@ -91,7 +100,7 @@ Result<BatchOutput> BatchOutput::Open(const std::string& path, const ResultForm&
     COPPICE_ASSIGN_OR_RETURN(const bool more, reader.Next(&line));
     if (!more) return output;
     if (!line.complete) break;
-    const ordered_json result = ordered_json::parse(line.text, nullptr, /*allow_exceptions=*/false);
+    const ordered_json result = ParseResult(line);
     std::optional<std::string> key = KeyOf(result, form);
     if (!key) {
       return InvalidArgument(
@@ -147,12 +156,12 @@ Status BatchOutput::CheckIsOurs() const {
   const bool is_there = stat(path_.c_str(), &named) == 0 && named.st_dev == open_file.st_dev && named.st_ino == open_file.st_ino;
   if (!is_there)
     return DataLoss(
-        fmt::format("{} was removed or moved by somebody else while answers were written to it; put it back, or run "
+        fmt::format("{} was removed or moved by another program while answers were written to it; put it back, or run "
                     "the command again for what is missing",
                     path_));
   if (open_file.st_size == size_) return OkStatus();
   return DataLoss(
-      fmt::format("{} has {} bytes, expected {}: somebody else changed it while answers were written to it; restore it, "
+      fmt::format("{} has {} bytes, expected {}: another program changed it while answers were written to it; restore it, "
                   "or remove it and run the command again",
                   path_, open_file.st_size, size_));
 }
@@ -171,7 +180,7 @@ Result<BatchErrors> BatchErrors::Resume(const std::string& path, int64_t most) {
   BatchErrors errors;
   errors.most_ = most;
   errors.path_ = path;
-  errors.told_ = false;
+  errors.logs_ = false;
   COPPICE_ASSIGN_OR_RETURN(errors.resolved_, ResolveOutput(path));
   if (access(errors.resolved_.c_str(), F_OK) != 0) return errors;
   COPPICE_ASSIGN_OR_RETURN(EarlierErrors earlier, ReadErrors(errors.resolved_, path));
@@ -184,10 +193,10 @@ Result<BatchErrors> BatchErrors::Resume(const std::string& path, int64_t most) {
   return errors;
 }
 
-void BatchErrors::Tell(const Error& error) const {
-  if (!told_) return;
-  if (count_ <= kErrorsTold) spdlog::warn("line {}: {}", error.line, OneLine(error.status.message()));
-  if (count_ == kErrorsTold + 1) spdlog::warn("more errors: see {}", path_);
+void BatchErrors::Log(const Error& error) const {
+  if (!logs_) return;
+  if (count_ <= kErrorsReported) spdlog::warn("line {}: {}", error.line, OneLine(error.status.message()));
+  if (count_ == kErrorsReported + 1) spdlog::warn("more errors: see {}", path_);
 }
 
 Status BatchErrors::Report(const Error& error) {
@@ -201,7 +210,7 @@ Status BatchErrors::Report(const Error& error) {
     if (file_.get() < 0) return SystemError("write to", path_);
   }
   ++count_;
-  Tell(error);
+  Log(error);
   ordered_json line = {{"id", nullptr}, {"custom_id", nullptr}, {"response", nullptr}, {"error", nullptr}, {"line", error.line}};
   if (!error.id.empty()) line["id"] = "batch_req_" + error.id;
   if (!error.custom_id.empty()) line["custom_id"] = error.custom_id;

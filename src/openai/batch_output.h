@@ -26,13 +26,13 @@ inline constexpr ResultForm kBatchOutput = {"coppice batch", "custom_id"}, kScor
 // second at most, and at the end: a power cut loses that second, and the next run computes it again.
 class BatchOutput {
  public:
-  // Opens or creates the file and locks it. What an earlier run finished is kept, a torn last line is cut off. INVALID_ARGUMENT for
-  // what is no regular file or holds anything else than such results, FAILED_PRECONDITION if another process writes to it.
+  // Opens or creates the file and locks it. Results of an earlier run are kept, a torn last line is cut off. INVALID_ARGUMENT if it
+  // is no regular file or holds anything else than such results, FAILED_PRECONDITION if another process writes to it.
   static Result<BatchOutput> Open(const std::string& path, const ResultForm& form = kBatchOutput);
 
-  // The form's key -> id of every line that was there; the id tells which request it answers.
+  // The form's key -> id of every line that was there; the id names the request that it answers.
   const std::unordered_map<std::string, std::string>& finished() const { return finished_; }
-  // `line`: without the line break. DATA_LOSS if somebody else removed, moved or changed the file meanwhile: what was written
+  // `line`: without the line break. DATA_LOSS if another program removed, moved or changed the file meanwhile: what was written
   // before may be lost.
   Status Append(TextSource* line);
   // Puts everything on the disk. Errors as Append.
@@ -53,7 +53,7 @@ class BatchOutput {
   Clock::time_point last_sync_ = Clock::now();
 };
 
-// What could not be answered, as lines of OpenAI's error file with the input's line number added. There is no file where nothing
+// Requests without an answer, as lines of OpenAI's error file with the input's line number added. There is no file where nothing
 // failed.
 class BatchErrors {
  public:
@@ -66,12 +66,12 @@ class BatchErrors {
     std::string code;   // why a request was not even tried, "batch_expired"; else empty
   };
 
-  // Begins anew, since a run tries again what failed before: removes an earlier run's file. The first few errors are also told on
-  // stderr. INVALID_ARGUMENT for what is no regular file or holds anything else than errors of a batch; it stays as it is.
+  // Begins anew, since a run tries again what failed before: removes an earlier run's file. The first few errors are also reported
+  // on stderr. INVALID_ARGUMENT for what is no regular file or holds anything else than errors of a batch; it stays as it is.
   static Result<BatchErrors> Open(const std::string& path);
   // Goes on with an earlier run's file, whose torn last line is cut off: what it holds counts and stays. `most`: lines of the file;
-  // more errors are counted and not written, so that a later run tries again what they were about. Tells nothing on stderr. Errors
-  // as Open.
+  // more errors are counted and not written, so that a later run tries again what they were about. Reports nothing on stderr.
+  // Errors as Open.
   static Result<BatchErrors> Resume(const std::string& path, int64_t most = std::numeric_limits<int64_t>::max());
   // Once for a line: what is said of it later is dropped.
   Status Report(const Error& error);
@@ -81,12 +81,12 @@ class BatchErrors {
   const std::string& path() const { return path_; }
 
  private:
-  void Tell(const Error& error) const;
+  void Log(const Error& error) const;
 
   FileDescriptor file_;
   std::string path_;      // as the user gave it
   std::string resolved_;  // symbolic links followed
-  bool told_ = true;
+  bool logs_ = true;
   int64_t count_ = 0, size_ = 0;
   int64_t most_ = std::numeric_limits<int64_t>::max();
   std::unordered_set<int64_t> lines_;  // of the input

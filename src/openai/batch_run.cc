@@ -41,12 +41,15 @@ class BatchRun::Active final : public RequestDriver {
     const auto lock = Lock();
     return refused() ? failure() : OkStatus();
   }
-  // What became of it, once it is among the finished ones.
+  // The request's counts, once it is among the finished ones.
   const RequestCounts& outcome() const { return counts().front(); }
   const Status& error() const { return failure(); }
   bool interrupted() const { return cancelled() && outcome().cancelled; }  // by the run, before it had all its tokens
+  // A pause or an update of weights ended it so.
+  bool aborted() const { return failure().ok() && !cancelled() && outcome().cancelled && !in_group; }
 
   size_t job = 0;
+  bool in_group = false;  // which may end it with what it has
   BatchLine line;
   int64_t taken_tokens = 0;
   RequestOutput output;
@@ -78,7 +81,7 @@ BatchRun::BatchRun(Engine* engine, const BatchInput* input, const OpenAiRequestP
   for (const BatchJob& job : input_.jobs()) counts_.tokens_asked += job.output_tokens;
 }
 
-// Where a file failed, nobody reads what the engine still works on.
+// Where a file failed, the requests still in the engine have no reader.
 BatchRun::~BatchRun() { Cancel(); }
 
 bool BatchRun::HasRoom() const {
@@ -86,14 +89,27 @@ bool BatchRun::HasRoom() const {
   if (options_.careful && active > counts_.done()) return false;
   if (options_.max_active > 0 && active >= options_.max_active) return false;
   if (std::chrono::steady_clock::now() < next_admission_) return false;
-  return engine_.Load().waiting < options_.max_waiting;
+  const EngineLoad load = engine_.Load();
+  return load.state == EngineState::kRunning && load.waiting < options_.max_waiting;
+}
+
+std::optional<size_t> BatchRun::Next() const {
+  if (compiling_) return compiling_->job;
+  if (!again_.empty()) return again_.front();
+  return next_ < input_.jobs().size() ? std::optional(next_) : std::nullopt;
 }
 
 Status BatchRun::Submit() {
-  while (!cancelled_ && !given_up() && next_ < input_.jobs().size() && HasRoom()) {
-    COPPICE_ASSIGN_OR_RETURN(const bool taken, SubmitOne(next_));
+  while (!cancelled_ && !given_up() && HasRoom()) {
+    const std::optional<size_t> job = Next();
+    if (!job) break;
+    COPPICE_ASSIGN_OR_RETURN(const bool taken, SubmitOne(*job));
     if (!taken) break;
-    ++next_;
+    if (*job == next_) {
+      ++next_;
+    } else {
+      std::erase(again_, *job);
+    }
   }
   return OkStatus();
 }
@@ -161,15 +177,17 @@ Result<bool> BatchRun::SubmitOne(size_t index) {
     }
     active->line.request.request.constraint = **compiled;
   }
+  active->in_group = !active->line.request.request.group.name.empty();
   const Status refused = active->Start(active->line.request.TakeRequest());
   if (refused.ok()) {
     active_.insert(std::move(active));
     return true;
   }
   Release(active->taken_tokens, 0);
-  // A queue that others fill too empties again; with nobody in it, the request is what cannot be had.
+  // A queue that others fill too empties again; where it is empty, the request itself does not fit.
   if (refused.code() == StatusCode::kResourceExhausted && engine_.Load().waiting > 0) return false;
-  if (refused.code() == StatusCode::kUnavailable) return refused;
+  if (refused.code() == StatusCode::kUnavailable)  // of a pause it ends, of a lost device it does not
+    return engine_.Load().state == EngineState::kRunning ? Result<bool>(refused) : Result<bool>(false);
   COPPICE_RETURN_IF_ERROR(ReportFailure(index, active->line, refused));
   return true;
 }
@@ -229,9 +247,13 @@ Status BatchRun::Write(Active* active) {
   const Status& error = active->error();
   if (error.code() == StatusCode::kUnavailable) return error;  // of the device: no request is at fault
   if (active->interrupted()) return OkStatus();
+  if (active->aborted()) {
+    again_.push_back(job);
+    return OkStatus();
+  }
   if (!error.ok()) {
-    const BodyError told = line.request.ErrorUnderWay(error);
-    return ReportFailure(job, line, told.status, told.param);
+    const BodyError error_body = line.request.ErrorUnderWay(error);
+    return ReportFailure(job, line, error_body.status, error_body.param);
   }
   ++counts_.answered;
   counts_.tokens_of_done += usage.completion;

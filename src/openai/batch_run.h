@@ -32,7 +32,7 @@ struct BatchAdmission {
 
 struct BatchRunOptions {
   std::string model;          // the name that answers give
-  int32_t max_waiting = 64;   // nothing is submitted while so many requests wait in the engine, whoever sent them
+  int32_t max_waiting = 64;   // nothing is submitted while so many requests wait in the engine, those of other clients included
   int32_t max_active = 0;     // requests of this run in the engine; 0: no limit
   int64_t give_up_after = 0;  // no request follows where so many have failed and none was answered; 0: all are tried
   // Begins with one request at a time and one more for each that was answered, so that a run that is killed soon has answered some
@@ -41,11 +41,11 @@ struct BatchRunOptions {
   // Asked before a request is submitted: adds to it what the caller has to say, and may let it wait. It is asked again then. An
   // error is that of the request's line, whose field it names.
   std::function<BatchAdmission(OpenAiRequest*)> admit;
-  // What an admitted request's output must look like, compiled; nothing: not yet. It is asked again when `wake` was called, on any
+  // The compiled constraint of an admitted request's output; nothing: not yet. It is asked again when `wake` was called, on any
   // thread, or after a while. Empty: requests whose output is not free are errors.
   std::function<std::optional<Result<std::shared_ptr<const TokenConstraint>>>(const GrammarSource&, std::function<void()> wake)>
       compile;
-  // What an admitted request used of the tokens that it took, when it has ended, on the thread that calls Submit and WriteFinished.
+  // Tokens that an admitted request took and used, when it has ended, on the thread that calls Submit and WriteFinished.
   std::function<void(int64_t taken, int64_t used)> on_end;
   std::function<void(const TokenUsage&)> on_answer;  // for each answer that is written, on the thread that calls WriteFinished
 };
@@ -67,15 +67,15 @@ struct BatchCounts {
 // Used by one thread; the engine may be stepped by another.
 class BatchRun {
  public:
-  // What the arguments point to outlives this; `prefixes` may be null.
+  // Objects that the arguments point to outlive this; `prefixes` may be null.
   BatchRun(Engine* engine, const BatchInput* input, const OpenAiRequestParser* parser, BatchRunOptions options,
            JobPrefixes* prefixes, BatchOutput* output, BatchErrors* errors);
   BatchRun(const BatchRun&) = delete;
   ~BatchRun();
 
-  // As many of the next requests as there is room for. What the engine or the parser refuses is a line of the errors; an error is
-  // that of a file, or UNAVAILABLE: the device is lost. Where another's requests took the last room, the request waits for the next
-  // call.
+  // As many of the next requests as there is room for. A request that the engine or the parser refuses is a line of the errors. An
+  // error is that of a file, or UNAVAILABLE: the device is lost. Where another's requests took the last room, the request waits for
+  // the next call.
   Status Submit();
   // Writes what is complete. Errors as Submit.
   Status WriteFinished();
@@ -86,7 +86,7 @@ class BatchRun {
   // After Cancel, when done: an error line with this code for each request that has no answer.
   Status ReportUnanswered(const std::string& code, const Status& why);
   // Nothing is in the engine, and nothing more will be submitted.
-  bool done() const { return active_.empty() && (cancelled_ || next_ == input_.jobs().size()); }
+  bool done() const { return active_.empty() && (cancelled_ || !Next()); }
   const BatchCounts& counts() const { return counts_; }
   // BatchRunOptions::give_up_after is reached.
   bool given_up() const { return options_.give_up_after > 0 && counts_.answered == 0 && counts_.failed >= options_.give_up_after; }
@@ -96,15 +96,17 @@ class BatchRun {
   struct Finished;  // complete ones
 
   bool HasRoom() const;
+  // The job whose request is submitted next; nothing: none is left.
+  std::optional<size_t> Next() const;
   // False: the engine's queue is full, or the request is to wait.
   Result<bool> SubmitOne(size_t job);
   // Reads the job's request and asks for its admission. False: it is to wait. Nothing in `*active`: it is an error, which is
   // reported.
   Result<bool> Begin(size_t job, std::shared_ptr<Active>* active);
-  // What its output must look like; nothing: not yet.
+  // The compiled constraint of the job's output; nothing: not yet.
   std::optional<Result<std::shared_ptr<const TokenConstraint>>> Compile(const GrammarSource& source);
   void End(size_t job);
-  // Tells what an admitted request used.
+  // Reports the tokens that an admitted request used.
   void Release(int64_t taken, int64_t used) const;
   Status ReportFailure(size_t job, const BatchLine& line, const Status& status, std::string param = {});
   Status Write(Active* active);
@@ -117,7 +119,8 @@ class BatchRun {
   BatchOutput& output_;
   BatchErrors& errors_;
   BatchCounts counts_;
-  size_t next_ = 0;  // job
+  size_t next_ = 0;            // job
+  std::vector<size_t> again_;  // jobs before it whose requests a pause or an update of weights ended
   bool cancelled_ = false;
   std::chrono::steady_clock::time_point next_admission_;
   std::vector<bool> ended_;                   // by job: answered or failed

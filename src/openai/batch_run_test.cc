@@ -1,5 +1,5 @@
-// A batch over an engine with a fake model that the test steps: how much of it is in the engine, whom it gives way to, how it is
-// cancelled, and what another run finds of it.
+// A batch over an engine with a fake model that the test steps: how much of it is in the engine, the requests it gives way to, how
+// it is cancelled, and what another run finds of it.
 #include "openai/batch_run.h"
 
 #include <gmock/gmock.h>
@@ -237,6 +237,39 @@ TEST_F(BatchRunTest, ALostDeviceIsNoRequestsFault) {
   EXPECT_EQ(errors_->count(), 0);
 }
 
+TEST_F(BatchRunTest, RequestsThatAPauseEndsAreAnsweredAfterIt) {
+  WriteRequests(6);
+  Open({.max_active = 2});
+  while (run_->counts().answered < 2) Turn();
+  ASSERT_TRUE(run_->Submit().ok());
+  harness_.Step();
+  ASSERT_TRUE(harness_.engine().Pause({.mode = PauseMode::kAbort, .refuse_new = true}).ok());
+  for (int turn = 0; turn < 5; ++turn) Turn();
+  EXPECT_EQ(InEngine(), 0) << "a paused engine gets none";
+  EXPECT_FALSE(run_->done());
+  ASSERT_TRUE(harness_.engine().Resume().ok());
+  RunToEnd();
+  EXPECT_EQ(run_->counts().answered, 6);
+  const std::vector<json> answers = LinesOf(Path("out"));
+  EXPECT_THAT(IdsOf(answers), UnorderedElementsAre("0", "1", "2", "3", "4", "5"));
+  for (const json& answer : answers) EXPECT_EQ(answer["response"]["body"]["choices"][0]["finish_reason"], "length");
+}
+
+TEST_F(BatchRunTest, SamplesThatTheirGroupEndsAreAnswers) {
+  json body = Greedy(3, 8);
+  body["group_id"] = "g";
+  body["min_answered"] = 1;
+  json shorter = body;
+  shorter["max_tokens"] = 2;
+  WriteInput({Line("a", body), Line("b", shorter)});
+  Open();
+  RunToEnd();
+  const std::vector<json> answers = LinesOf(Path("out"));
+  ASSERT_EQ(answers.size(), 2u);
+  for (const json& answer : answers)
+    EXPECT_EQ(answer["response"]["body"]["choices"][0]["finish_reason"], answer["custom_id"] == "a" ? "abort" : "length");
+}
+
 TEST_F(BatchRunTest, WhatIsNotTriedAnyMore) {
   WriteRequests(6);
   Open({.max_active = 2});
@@ -274,6 +307,22 @@ TEST_F(BatchRunTest, ErrorsOfAnEarlierRunStay) {
     EXPECT_THAT(error["error"]["message"], HasSubstr("expected the batch's endpoint /v1/completions"));
     EXPECT_EQ(error["error"]["param"], "url");
   }
+}
+
+TEST_F(BatchRunTest, AnswersOfAnyLengthAreFound) {
+  const std::string key = R"(,"response":)";
+  std::ofstream(Path("out")) << R"({"id":"batch_req_1","custom_id":)" << json(key).dump() << R"(,"response":{"body":")"
+                             << std::string(LineReader::kMaxLineBytes, 'x') << R"("},"error":null})"
+                             << "\n";
+  const Result<BatchOutput> output = BatchOutput::Open(Path("out"));
+  ASSERT_TRUE(output.ok()) << output.status().message();
+  EXPECT_EQ(output->finished().at(key), "batch_req_1");
+  EXPECT_EQ(output->size(), static_cast<int64_t>(fs::file_size(Path("out"))));
+  std::ofstream(Path("scores")) << R"({"id":"score-1","line":3,"object":"score","scores":[)"
+                                << std::string(LineReader::kMaxLineBytes, '1') << "]}\n";
+  EXPECT_EQ(BatchOutput::Open(Path("scores"), kScoreOutput)->finished().at("3"), "score-1");
+  std::ofstream(Path("other")) << std::string(LineReader::kMaxLineBytes + 1, 'x') << "\n";
+  EXPECT_THAT(BatchOutput::Open(Path("other")).status().message(), HasSubstr("no result of coppice batch"));
 }
 
 TEST_F(BatchRunTest, RulesOfTheInput) {

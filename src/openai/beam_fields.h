@@ -7,8 +7,8 @@
 namespace coppice::openai {
 
 // use_beam_search, beam_width or best_of (absent: n), length_penalty, early_stopping and stochastic_beams, for a request whose n
-// and sampling are taken. What of its sampling beams do not know and the body does not say, the model's or server's defaults do not
-// ask for. Ranges are the engine's to check.
+// and sampling are taken. Penalties, which beams do not have, are neutral where the body has none, whatever the defaults of the
+// model or server are. Ranges are the engine's to check.
 void TakeBeams(FieldReader& fields, Request* request);
 
 }  // namespace coppice::openai

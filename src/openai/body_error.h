@@ -1,4 +1,4 @@
-// What is wrong with the body of a request. Layer: openai.
+// The fault of a request's body. Layer: openai.
 #pragma once
 
 #include <string>

@@ -22,7 +22,7 @@ class CallScanner {
   const std::string& name() const { return name_; }
   // The arguments began: as an object or another value, as it was written; as a string that holds JSON, decoded; null is {}.
   bool has_arguments() const { return has_arguments_; }
-  // What came of them since it was taken last.
+  // The results since they were taken last.
   std::string TakeArguments();
 
  private:

@@ -1,5 +1,5 @@
-// What a chat's request says of its prompt beside messages and tools: variables of the model's chat template, and where the prompt
-// ends.
+// Fields of a chat's request about its prompt beside messages and tools: variables of the model's chat template, and where the
+// prompt ends.
 // Layer: openai.
 #pragma once
 
@@ -17,8 +17,8 @@ struct ChatFields {
 };
 
 // chat_template_kwargs, reasoning_effort, verbosity, enable_thinking, documents, add_generation_prompt, continue_final_message.
-// What the template does not read is as good as unknown, but for the two that OpenAI's clients send to every model. `renderer` may
-// be null: nothing is read then.
+// Variables that the template does not read count as unknown, but for the two that OpenAI's clients send to every model. `renderer`
+// may be null: the template reads none then.
 ChatFields TakeChatFields(FieldReader& fields, const ChatRenderer* renderer);
 
 }  // namespace coppice::openai

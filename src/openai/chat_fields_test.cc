@@ -93,7 +93,7 @@ TEST_F(ChatFieldsTest, NamesOfAnyRole) {
   EXPECT_EQ(Refused("{}", R"([{"role": "user", "name": 5, "content": "a"}])").param, "messages[0].name");
 }
 
-TEST_F(ChatFieldsTest, RolesThatNobodyKnows) {
+TEST_F(ChatFieldsTest, UnknownRoles) {
   const BodyError error = Refused("{}", R"([{"role": "user", "content": "a"}, {"role": "wizard", "content": "b"}])");
   EXPECT_EQ(error.param, "messages");
   EXPECT_THAT(error.status.message(), HasSubstr("messages[1].role is \"wizard\""));
@@ -179,7 +179,7 @@ TEST_F(ChatFieldsTest, NoLimitIsTheEndOfTheContext) {
   }
 }
 
-TEST_F(ChatFieldsTest, WhatIsUnknownIsIgnoredAndTold) {
+TEST_F(ChatFieldsTest, WhatIsUnknownIsIgnoredAndReported) {
   const char* const fields =
       R"({"cache_prompt": true, "provider": {"order": ["x"]}, "stream": true, "stream_options": {"continuous_usage_stats": true, "else": 1}})";
   EXPECT_THAT(Parsed(fields).ignored_fields,

@@ -1,4 +1,4 @@
-// Reads the fields of a JSON object that a client sent: each checked for its type, a field that nobody asked for refused by name,
+// Reads the fields of a JSON object that a client sent: each checked for its type, a field without a reader refused by name,
 // or noted as ignored. Layer: openai.
 #pragma once
 
@@ -57,7 +57,7 @@ class FieldReader {
   void Fail(const std::string& name, Status status) {
     if (error_.status.ok()) error_ = {std::move(status), name};
   }
-  // What is wrong with something that lies at `place` in this object.
+  // An error of an object that lies at `place` in this one.
   void FailWithin(const std::string& place, const BodyError& error) {
     Fail(Within(place, error.param), InvalidArgument(fmt::format("{}: {}", place, error.status.message())));
   }
@@ -103,6 +103,14 @@ class FieldReader {
     *target = value->get<std::string>();
   }
 
+  // A client's name of its request, which answers and each event of a stream repeat.
+  void TakeClientId(const char* name, std::string* target) {
+    constexpr size_t kMostBytes = 1024;
+    Take(name, target);
+    if (target->size() > kMostBytes)
+      Fail(name, InvalidArgument(fmt::format("{} has {} bytes, expected at most {}", name, target->size(), kMostBytes)));
+  }
+
   template <class T>
   void Take(const char* name, std::optional<T>* target) {
     if (!Find(name)) return;
@@ -113,7 +121,7 @@ class FieldReader {
 
   // A field that changes nothing here: refused or noted as the rule says.
   void Unknown(const std::string& name, const nlohmann::json& value);
-  // The first error; if there was none, a field that nobody asked for is one where such are refused. `others_are_shown`: to the
+  // The first error; if there was none, a field without a reader is one where such are refused. `others_are_shown`: to the
   // model, with the object, so that none is ignored.
   BodyError Finish(bool others_are_shown = false);
   bool ok() const { return error_.status.ok(); }

@@ -80,7 +80,7 @@ class Gathering final : public RequestDriver {
     TakeOver(*kept, group.get(), [] {});
     return true;
   }
-  // What a vote kept is kept no longer.
+  // Releases the samples that a vote kept.
   void Release() {
     const std::shared_ptr<KeptRequest> kept = vote_ ? vote_->kept.lock() : nullptr;
     if (kept) (void)engine_.Release(kept->id());  // where all was pruned, nothing is left to be released
@@ -143,8 +143,8 @@ class Gathering final : public RequestDriver {
     int32_t wanted() const { return std::min(rule.max_running, stop.needed()); }
   };
 
-  void OnEvent(size_t request, const StreamEvent& told) override {
-    StreamEvent event = told;
+  void OnEvent(size_t request, const StreamEvent& sent) override {
+    StreamEvent event = sent;
     if (vote_ && event.index >= 0) event.index += vote_->firsts[request];
     output_.Add(event);
     if (event.index < 0) {
@@ -243,6 +243,7 @@ void Sample::Append(const StreamEvent& event) {
       versions.push_back({.version = event.weight_version, .begin = token_ids.size() - event.token_ids.size()});
     versions.back().end = token_ids.size();
   }
+  version = event.weight_version;
   if (event.finish_reason) finish_reason = event.finish_reason;
   if (event.beam_score) beam_score = event.beam_score;
   if (event.stop) stop = event.stop;

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// What ended the sample: a token that ends texts, a stop string, or the limit. `last_token` -1: it has none.
+// The reason that ended the sample: a token that ends texts, a stop string, or the limit. `last_token` -1: it has none.
 std::string_view StopTypeOf(std::optional<FinishReason> reason, int32_t last_token, const Tokenizer* tokenizer) {
   if (reason == FinishReason::kLength) return "limit";
   if (reason != FinishReason::kStop) return "none";
@@ -22,7 +22,7 @@ std::string_view StopTypeOf(std::optional<FinishReason> reason, int32_t last_tok
   return by_token ? "eos" : "word";
 }
 
-// What an object has while the answer goes on, and at its end.
+// Fields that an object has while the answer goes on, and at its end.
 ordered_json Piece(std::string_view content, bool stop, int64_t predicted, int64_t evaluated) {
   return {{"index", 0},
           {"content", content},

@@ -38,9 +38,9 @@ constexpr Renamed kFields[] = {{"model", "model"},
                                {"cache_private_begin", "cache_private_begin"},
                                {"timeout", "timeout"},
                                {"priority", "priority"}};
-// Of llama.cpp's server and its samplers. Editors send them always; an answer without them is as good.
+// Fields of llama.cpp's server and its samplers. Editors send them always; an answer without them is as good.
 constexpr const char* kIgnored[] = {"samplers", "n_indent", "t_max_prompt_ms", "t_max_predict_ms", "response_fields"};
-// What changes no answer here.
+// Fields that change no answer here.
 constexpr const char* kWithoutEffect[] = {"cache_prompt",  "id_slot",           "n_keep",
                                           "n_cache_reuse", "timings_per_token", "return_progress"};
 

@@ -10,8 +10,8 @@
 namespace coppice::openai {
 
 // input_prefix and input_suffix; input_extra, a list of {filename, text}; prompt, which stands behind the prefix; n_predict and
-// other fields by llama.cpp's names. How it samples beside those, and what its server keeps or reports, is ignored and told. On an
-// error, `error->param` names the field. The request's answer has llama.cpp's form (OpenAiRequest::infill).
+// other fields by llama.cpp's names. How it samples beside those, and what its server keeps or reports, is ignored and reported. On
+// an error, `error->param` names the field. The request's answer has llama.cpp's form (OpenAiRequest::infill).
 std::optional<OpenAiRequest> ParseInfill(const nlohmann::json& body, const OpenAiRequestParser& parser, BodyError* error);
 
 }  // namespace coppice::openai

@@ -80,7 +80,7 @@ TEST_F(InfillTest, FieldsHaveLlamaCppsNames) {
   EXPECT_EQ(Parsed({{"n_predict", 0}}).max_tokens, 0);
 }
 
-TEST_F(InfillTest, WhatEditorsSendIsIgnoredAndToldAndTheRestRefused) {
+TEST_F(InfillTest, WhatEditorsSendIsIgnoredAndReportedAndTheRestRefused) {
   EXPECT_THAT(Parsed({{"samplers", {"top_k", "infill"}}, {"t_max_predict_ms", 500}, {"mood", 1}}).ignored_fields,
               ::testing::UnorderedElementsAre("samplers", "t_max_predict_ms", "mood"));
   EXPECT_EQ(RefusedParam({{"mirostat", 2}}), "mirostat");

@@ -65,7 +65,7 @@ JobPrefixes::JobPrefixes(Engine& engine, int32_t page_size, const ResumeFolder& 
     : engine_(engine),
       folder_(folder),
       prompt_(std::move(prompt)),
-      most_pinned_tokens_(int64_t{engine.Metrics().pages_total} * page_size / 4) {  // pinned pages are no room for anybody else
+      most_pinned_tokens_(int64_t{engine.Metrics().pages_total} * page_size / 4) {  // pinned pages are no room for other requests
   for (const SharedPrefix& range : FindSharedPrefixes(count, prompt_)) {
     const std::span<const int32_t> tokens = prompt_(range.begin).first(range.tokens);
     entries_.push_back({.range = range, .name = NameOf(tokens), .left = range.end - range.begin});

@@ -1,4 +1,5 @@
-// Samples that are kept, over an engine with a fake model: each call is told of those that it began, and of all that came of them.
+// Samples that are kept, over an engine with a fake model: each call has the events of those that it began, and of all that came of
+// them.
 #include "openai/kept_request.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +18,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// What one call was told.
+// The events of one call.
 struct Heard {
   std::map<int32_t, std::vector<int32_t>> tokens;
   std::vector<int32_t> ended;  // in their order
@@ -51,7 +52,7 @@ class KeptRequestTest : public ::testing::Test {
   EngineHarness harness_{{.model = {.max_position = 64}, .max_running = 8}};
 };
 
-TEST_F(KeptRequestTest, ChildrenAreToldToTheForkThatBeganThem) {
+TEST_F(KeptRequestTest, ChildrenAreReportedToTheForkThatBeganThem) {
   Heard first, forked;
   const auto kept = Submit(/*n=*/2, /*max_tokens=*/8, &first);
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(engine().Step().ok());
@@ -70,7 +71,7 @@ TEST_F(KeptRequestTest, ChildrenAreToldToTheForkThatBeganThem) {
   for (int32_t i = 0; i < 3; ++i) EXPECT_EQ(forked.tokens[i], behind);
 }
 
-TEST_F(KeptRequestTest, AnExtendedSampleIsToldToTheExtension) {
+TEST_F(KeptRequestTest, AnExtendedSampleIsReportedToTheExtension) {
   Heard first, on, again;
   const auto kept = Submit(/*n=*/1, /*max_tokens=*/3, &first);
   harness_.RunToEnd();
@@ -89,7 +90,7 @@ TEST_F(KeptRequestTest, AnExtendedSampleIsToldToTheExtension) {
   EXPECT_EQ(first.tokens[0].size(), 3u);
 }
 
-TEST_F(KeptRequestTest, WhatComesBehindTheExtensionOfARunningSampleIsToldToWhoBeganIt) {
+TEST_F(KeptRequestTest, TokensBehindTheExtensionOfARunningSampleGoToTheCallThatBeganIt) {
   Heard first, on;
   const auto kept = Submit(/*n=*/1, /*max_tokens=*/3, &first);
   const auto early = kept->Extend(engine(), 0, std::vector<int32_t>{7});
@@ -131,6 +132,14 @@ TEST_F(KeptRequestTest, AChildDrawsAsItsOwnParentDoes) {
   EXPECT_EQ(kept->SamplingOf(1).temperature, 0.5F);
   EXPECT_EQ(kept->SamplingOf(2).top_k, 3);
   EXPECT_EQ(kept->SamplingOf(3).temperature, 0);
+  kept->Forget(1);
+  EXPECT_EQ(kept->SamplingOf(2).top_k, 3);
+  const auto group = kept->Fork(engine(), 2, {});
+  ASSERT_TRUE(group.ok());
+  EXPECT_EQ(kept->SamplingOf(4).top_k, 3);
+  kept->Listen(group->get(), [&](const StreamEvent&) { kept->Forget(4); });  // pruned as its event is sent
+  harness_.RunToEnd();
+  EXPECT_EQ(kept->SamplingOf(4).top_k, 0);
 }
 
 TEST_F(KeptRequestTest, ErrorsOfTheEngineChangeNothing) {

@@ -26,7 +26,7 @@ struct NamedPrefix {
   // As Request has them; requests with this prefix get them too.
   std::string cache_salt;
   int32_t cache_private_begin = 0;
-  bool is_public = false;  // "public": all tenants may name and share it; without a salt. What follows it is each tenant's own
+  bool is_public = false;  // "public": all tenants may name and share it; without a salt. Text behind it is each tenant's own
   std::optional<double> ttl_seconds;  // how long it is kept; absent: for good
   std::vector<int32_t> token_ids;     // what it becomes (OpenAiRequestParser::EncodePrefix)
 

@@ -117,7 +117,7 @@ TEST_F(OpenAiRequestTest, Prompts) {
 
   const OpenAiRequestParser without_tokenizer(nullptr, kContext);
   EXPECT_THAT(without_tokenizer.Encode(Parsed(Endpoint::kCompletions, {{"prompt", "ab"}})).status().message(),
-              HasSubstr("no tokenizer"));
+              HasSubstr("no tokenizer; give the prompt as a list of token ids"));
 }
 
 TEST_F(OpenAiRequestTest, Chat) {
@@ -192,7 +192,7 @@ TEST_F(OpenAiRequestTest, WhatTheOutputMustLookLike) {
   EXPECT_THAT(error.status.message(), HasSubstr("no text to constrain"));
 }
 
-TEST_F(OpenAiRequestTest, WithoutAReadableTokenizerTheReasonIsTold) {
+TEST_F(OpenAiRequestTest, WithoutAReadableTokenizerTheReasonIsReported) {
   const OpenAiRequestParser parser(nullptr, kContext, Unimplemented("tokenizer.json: model type \"WordPiece\" is not supported"));
   BodyError error;
   const std::optional<OpenAiRequest> ids = parser.Parse(Endpoint::kCompletions, {{"prompt", {5, 6}}}, &error);
@@ -279,6 +279,16 @@ TEST_F(OpenAiRequestTest, BeamSearchAsOtherServersNameIt) {
     EXPECT_EQ(Refused(Endpoint::kCompletions, {{"prompt", "a"}, {field, value}}).param, field);
   }
   EXPECT_EQ(Refused(Endpoint::kCompletions, {{"prompt", "a"}, {"use_beam_search", true}, {"beam_width", 0}}).param, "beam_width");
+  for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChatCompletions}) {
+    EXPECT_EQ(beams(endpoint, {{"use_beam_search", false}, {"n", 2}}).width, 0);
+    EXPECT_EQ(beams(endpoint, {{"use_beam_search", false}, {"beam_width", 1}}).width, 0);
+  }
+  const BodyError both = Refused(Endpoint::kCompletions, {{"prompt", "a"}, {"use_beam_search", false}, {"beam_width", 3}});
+  EXPECT_EQ(both.param, "use_beam_search");
+  EXPECT_THAT(both.status.message(), HasSubstr("use_beam_search is false and beam_width is 3"));
+  for (const char* const field : {"logprobs", "prompt_logprobs"})
+    EXPECT_EQ(Refused(Endpoint::kCompletions, {{"prompt", "a"}, {"beam_width", 2}, {field, 1}}).param, field);
+  EXPECT_TRUE(Parsed(Endpoint::kCompletions, {{"prompt", "a"}, {"beam_width", 2}, {"logprobs", 0}}).logprobs);
   // A penalty of the model's generation_config.json is for samples; one of the body is the engine's to refuse.
   const OpenAiRequestParser parser(&tokenizer_, kContext, OkStatus(), 0, {.sampling = {.repetition_penalty = 1.1f}});
   BodyError error;
@@ -351,6 +361,12 @@ TEST_F(OpenAiRequestTest, ListsOfPrompts) {
     EXPECT_EQ(error.param, "prompt");
   }
   EXPECT_FALSE(parser_.ParseList(Endpoint::kCompletions, {{"prompt", json(kMaxPrompts + 1, json("a"))}}, &error));
+  json many = {{"prompt", json(kMaxPrompts, json("a"))}, {"stop", json(64, json(std::string(1000, 's')))}};
+  EXPECT_FALSE(parser_.ParseList(Endpoint::kCompletions, many, &error)) << "a copy for each prompt";
+  EXPECT_EQ(error.param, "prompt");
+  EXPECT_THAT(error.status.message(), HasSubstr("bytes, for each of 2048 prompts; expected 16777216"));
+  many["prompt"] = {"a", "b"};
+  EXPECT_TRUE(parser_.ParseList(Endpoint::kCompletions, many, &error)) << error.status.message();
   EXPECT_FALSE(parser_.ParseList(Endpoint::kCompletions, json::parse(R"({"prompt": ["a", "b"], "vote": "x"})"), &error));
   EXPECT_EQ(error.param, "vote");
 }
@@ -463,7 +479,7 @@ TEST(OpenAiResponseTest, EchoAndBestOf) {
   EXPECT_EQ(body["usage"]["completion_tokens"], 3);  // what was generated
 }
 
-// What choices repeat of the prompt is written once and then copied, in pieces that cut it anywhere.
+// The prompt that choices repeat is written once and then copied, in pieces that cut it anywhere.
 TEST(OpenAiResponseTest, EchoedPromptsAreTheSameInAllChoices) {
   const ByteTokenizer tokenizer;
   EchoedPrompt prompt;
@@ -540,7 +556,7 @@ TEST(OpenAiResponseTest, AVoteThatCannotBeCountedIsNull) {
   EXPECT_EQ(body["choices"].size(), 1);
 }
 
-TEST(AnswerSize, GrowsWithWhatIsTold) {
+TEST(AnswerSize, GrowsWithWhatIsReported) {
   OpenAiRequest request{.endpoint = Endpoint::kCompletions};
   request.request.prompt_ids = std::vector<int32_t>(100, 1);
   request.request.n = 8;
@@ -564,6 +580,8 @@ TEST(AnswerSize, GrowsWithWhatIsTold) {
   grows("alternatives");
   request.endpoint = Endpoint::kChatCompletions;
   grows("a chat's form");
+  request.stream = true;
+  grows("the prompt's ids in each choice");
   // No product of large fields overflows.
   request.request.n = INT32_MAX;
   request.request.max_tokens = INT32_MAX;

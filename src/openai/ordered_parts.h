@@ -1,4 +1,4 @@
-// What of a request's body has an order that its answer depends on: the tools, which the model sees as the client wrote them, and
+// The parts of a request's body whose order its answer depends on: the tools, which the model sees as the client wrote them, and
 // the schema of the answer, whose members come in its order. Layer: openai.
 #pragma once
 

@@ -1,5 +1,5 @@
-// How large a prompt may be before any work goes into it. What is surely more than a context can take is refused by its bytes: a
-// text of n bytes has at least n / (bytes of the longest token) tokens, so that telling costs nothing, where rendering and
+// How large a prompt may be before any work goes into it. A prompt too long for the context is refused by its bytes: a
+// text of n bytes has at least n / (bytes of the longest token) tokens, so that the check costs nothing, where rendering and
 // tokenising it would take seconds. White space that a tokenizer drops counts as any other text. Layer: openai.
 #pragma once
 

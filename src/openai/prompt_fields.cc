@@ -33,7 +33,7 @@ Result<ordered_json> ArgumentsOf(const std::string& text) {
   if (text.empty()) return ordered_json::object();
   Result<ordered_json> arguments = ParseOrderedJson(text);
   if (arguments.ok() && arguments->is_object()) return arguments;
-  // What is too large or too deep for a template is refused; no JSON is not.
+  // Arguments too large or too deep for a template are refused; a text that is no JSON stays a text.
   if (!arguments.ok() && arguments.status().code() == StatusCode::kInvalidArgument) return arguments.status();
   return ordered_json(text);
 }
@@ -85,7 +85,7 @@ void TakeCalls(FieldReader& parts, bool may_call, ordered_json* added) {
   (*added)[kName] = std::move(calls);
 }
 
-// What only an assistant's messages have, as answers have it.
+// Fields that only an assistant's messages have, as answers have them.
 void TakeAnswered(FieldReader& parts, ChatMessage* taken, ordered_json* added) {
   parts.Find("annotations");  // where texts that it quotes come from: no words of its own
   std::string refusal, reasoning;
@@ -188,10 +188,16 @@ std::vector<Prompt> TakePrompts(FieldReader& fields) {
   return prompts;
 }
 
+Status CheckRepeated(std::string_view subject, size_t bytes, std::string_view where, size_t prompts) {
+  constexpr size_t kMostBytes = size_t{16} << 20;
+  if (prompts < 2 || bytes <= kMostBytes / prompts) return OkStatus();
+  return InvalidArgument(
+      fmt::format("{} {} bytes, {} each of {} prompts; expected {} bytes together at most: send several requests", subject, bytes,
+                  where, prompts, kMostBytes));
+}
+
 std::shared_ptr<const FimContext> TakeSuffix(FieldReader& fields, const std::vector<Prompt>& prompts, const Tokenizer* tokenizer) {
   constexpr const char* kName = "suffix";
-  // Each prompt is tokenised with all of it.
-  constexpr size_t kMostRepeated = size_t{16} << 20;
   auto context = std::make_shared<FimContext>();
   fields.Take(kName, &context->suffix);
   if (context->suffix.empty()) return nullptr;
@@ -202,11 +208,9 @@ std::shared_ptr<const FimContext> TakeSuffix(FieldReader& fields, const std::vec
   } else if (tokenizer) {
     if (Status able = CheckFim(*tokenizer); !able.ok()) fields.Fail(kName, InvalidArgument("suffix: " + able.message()));
   }
-  if (prompts.size() > 1 && context->suffix.size() > kMostRepeated / prompts.size()) {
-    fields.Fail(kName, InvalidArgument(fmt::format("suffix has {} bytes, behind each of {} prompts; expected {} bytes together at "
-                                                   "most: send several requests",
-                                                   context->suffix.size(), prompts.size(), kMostRepeated)));
-  }
+  const Status fits =
+      CheckRepeated("suffix has", context->suffix.size(), "behind", prompts.size());  // each is tokenised with all of it
+  if (!fits.ok()) fields.Fail(kName, fits);
   return context;
 }
 

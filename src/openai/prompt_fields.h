@@ -20,7 +20,7 @@ namespace coppice::openai {
 inline constexpr size_t kMaxPrompts = 2048;     // of one completion request
 inline constexpr size_t kMaxMessages = 65'536;  // of one chat, whatever its context takes
 
-// What a completion continues: text, or token ids where there is none.
+// The prompt of a completion: text, or token ids where there is none.
 struct Prompt {
   std::optional<std::string> text;
   std::vector<int32_t> ids;
@@ -32,6 +32,9 @@ std::optional<std::vector<int32_t>> TokenIds(const nlohmann::json& list);
 std::optional<Prompt> ParsePrompt(const nlohmann::json& prompt);
 // The field `prompt`: a string, a list of token ids, or a list of those.
 std::vector<Prompt> TakePrompts(FieldReader& fields);
+// INVALID_ARGUMENT where copies of `bytes` for each of several prompts have more than 16 MiB together. `subject` and `where` for
+// the message: "suffix has", "behind".
+Status CheckRepeated(std::string_view subject, size_t bytes, std::string_view where, size_t prompts);
 // The field `suffix`, that text behind the gap which the answer to each of `prompts` fills; null: there is none, or an empty one.
 // `tokenizer` may be null: prompts are token ids then, and have no suffix.
 std::shared_ptr<const FimContext> TakeSuffix(FieldReader& fields, const std::vector<Prompt>& prompts, const Tokenizer* tokenizer);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "coppice/engine/ranking.h"
@@ -99,7 +100,7 @@ void TakeVote(FieldReader& fields, std::optional<std::string>* vote, const Statu
   if (!compiled.ok()) fields.Fail("vote", InvalidArgument("vote: " + compiled.status().message()));
 }
 
-// What compares samples knows nothing before the last of them has ended.
+// Comparisons of samples have no result before the last sample has ended.
 void RefuseComparing(FieldReader& fields, const OpenAiRequest& parsed) {
   constexpr std::string_view kExpected = "it absent: samples are compared when all have ended, and this answer streams";
   if (!parsed.stream) return;
@@ -108,13 +109,15 @@ void RefuseComparing(FieldReader& fields, const OpenAiRequest& parsed) {
   if (parsed.vote) fields.Expect("vote", *parsed.vote, kExpected);
 }
 
-// How many alternatives of each token are told. A number makes `logprobs` true.
+// How many alternatives of each token are reported. A number makes `logprobs` true.
 void TakeTopLogprobs(FieldReader& fields, const char* name, OpenAiRequest* parsed) {
   std::optional<int32_t> count;
   fields.Take(name, &count);
   if (!count) return;
   if (*count < 0 || *count > kMaxTopLogprobs)
     return fields.Expect(name, *count, fmt::format("an integer in 0..{}", kMaxTopLogprobs));
+  if (*count > 0 && parsed->request.beams.width > 0)
+    return fields.Expect(name, *count, "0 beside beam search, which has log-probabilities of the chosen tokens alone");
   parsed->request.top_logprobs = *count;
 }
 
@@ -127,6 +130,7 @@ void TakePromptLogprobs(FieldReader& fields, OpenAiRequest* parsed) {
   if (*count < 0 || *count > kMaxTopLogprobs)
     return fields.Expect(kName, *count, fmt::format("an integer in 0..{}", kMaxTopLogprobs));
   if (parsed->stream) return fields.Expect(kName, *count, "it absent where the answer streams");
+  if (parsed->request.beams.width > 0) return fields.Expect(kName, *count, "it absent beside beam search");
   parsed->prompt_logprobs = parsed->request.prompt_logprobs = parsed->request.ranks = true;
   parsed->request.prompt_top_logprobs = *count;
 }
@@ -143,7 +147,7 @@ void TakeCommon(FieldReader& fields, OpenAiRequest* parsed, const Status& has_te
   std::string ignored;
   fields.Take("model", &ignored);  // one model is loaded; the answer says which
   fields.Take("user", &ignored);
-  // What servers keep, bill or compute ahead by; answers do not depend on it.
+  // Fields that servers keep, bill or compute ahead by; answers do not depend on them.
   for (const char* const name : {"metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
                                  "safety_identifier", "service_tier", "store", "verbosity"}) {
     fields.Find(name);
@@ -231,7 +235,7 @@ void TakeCompletion(FieldReader& fields, OpenAiRequest* parsed) {
     fields.Expect("best_of", parsed->request.n, "n: which samples are the best is not known while they stream");
 }
 
-// What separates or pads files ends an answer.
+// Tokens that separate or pad files end an answer.
 void StopAtFimEnds(const Tokenizer& tokenizer, OpenAiRequest* parsed) {
   if (parsed->request.ignore_eos) return;
   std::vector<int32_t>& stops = parsed->request.stop_token_ids;
@@ -249,6 +253,14 @@ void TakeFim(FieldReader& fields, const std::vector<Prompt>& prompts, const Toke
     fields.Fail("prefix", InvalidArgument("a prompt with suffix begins with a token of its own, so that it shares nothing with a "
                                           "prefix; leave prefix out and begin prompt with its text"));
   StopAtFimEnds(*tokenizer, parsed);
+}
+
+// Of what each prompt of a list has a copy of.
+size_t RepeatedBytes(const Request& request) {
+  size_t bytes = request.cache_salt.size() + request.group.name.size() + std::span(request.stop_token_ids).size_bytes() +
+                 std::span(request.sampling.logit_bias).size_bytes() + std::span(request.stop).size_bytes();
+  for (const std::string& stop : request.stop) bytes += stop.size();
+  return bytes;
 }
 
 // The source of what renders chats with tools.
@@ -349,7 +361,7 @@ Request OpenAiRequest::TakeRequest() {
   request.stop_token_ids = taken.stop_token_ids;
   text.reset();  // the engine has its tokens
   fim.reset();
-  prompt_ids = tells_prompt_ids() ? taken.prompt_ids : std::vector<int32_t>();
+  prompt_ids = reports_prompt_ids() ? taken.prompt_ids : std::vector<int32_t>();
   return taken;
 }
 
@@ -363,6 +375,10 @@ BodyError OpenAiRequest::InItsWords(BodyError error) const {
   if (token_route) return InWordsOfTokens(std::move(error));
   if (sglang) return InWordsOfSglang(std::move(error));
   return error;
+}
+
+void OpenAiRequest::RenameOutputField(const std::function<std::string(const std::string&)>& rename) {
+  if (output) output = std::make_shared<const OutputForm>(OutputForm{rename(output->field), output->source});
 }
 
 BodyError OpenAiRequest::ErrorUnderWay(const Status& status) const {
@@ -444,10 +460,13 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseList(Endpoin
   if (!prompts.empty() && prompts.front().text) *prompts.front().text += begun;  // of a chat, which has one
   if (parsed.vote && prompts.size() > 1)
     fields.Expect("vote", *parsed.vote, fmt::format("one prompt to vote on, not {}; send a request for each", prompts.size()));
+  const Status fits = CheckRepeated("stop, stop_token_ids, logit_bias, cache_salt and group_id have", RepeatedBytes(parsed.request),
+                                    "for", prompts.size());
+  if (!fits.ok()) fields.Fail("prompt", fits);
   *error = fields.Finish();
   if (!error->status.ok()) return std::nullopt;
-  parsed.ignored_fields = std::move(unknown.ignored);
   std::vector<OpenAiRequest> list(prompts.size(), parsed);
+  if (!list.empty()) list.front().ignored_fields = std::move(unknown.ignored);
   for (size_t i = 0; i < prompts.size(); ++i) {
     list[i].text = std::move(prompts[i].text);
     list[i].prompt_ids = std::move(prompts[i].ids);
@@ -478,11 +497,7 @@ std::optional<std::vector<OpenAiRequest>> OpenAiRequestParser::ParseResponses(co
   }
   parsed.endpoint = Endpoint::kResponses;
   parsed.responses = std::make_shared<const ResponsesForm>(FormOf(body, tools, schema, parsed.request.sampling));
-  if (parsed.output) {
-    OutputForm form = *parsed.output;
-    form.field = chat->Renamed(form.field);
-    parsed.output = std::make_shared<const OutputForm>(std::move(form));
-  }
+  parsed.RenameOutputField([&](const std::string& field) { return chat->Renamed(field); });
   for (const std::string& name : parsed.ignored_fields) unknown.ignored.push_back(chat->Renamed(name));
   parsed.ignored_fields = std::move(unknown.ignored);
   return list;
@@ -521,12 +536,14 @@ Status OpenAiRequestParser::SetFim(FimContext context, OpenAiRequest* parsed) co
 }
 
 Status OpenAiRequestParser::MissingTokenizer() const {
-  return InvalidArgument(
-      fmt::format("{}; give the prompt to {} as a list of token ids", no_tokenizer_.message(), Url(Endpoint::kCompletions)));
+  return InvalidArgument(fmt::format("{}; give the prompt as a list of token ids", no_tokenizer_.message()));
 }
 
 Result<const ChatRenderer*> OpenAiRequestParser::RendererOf(const ToolFields& tools) const {
-  if (!tokenizer_) return MissingTokenizer();
+  if (!tokenizer_) {
+    return InvalidArgument(
+        fmt::format("{}; give the prompt to {} as a list of token ids", no_tokenizer_.message(), Url(Endpoint::kCompletions)));
+  }
   if (tools.used()) {
     if (!tool_chats_.ok()) return tool_chats_.status();
     if (*tool_chats_) return tool_chats_->get();
@@ -606,8 +623,8 @@ std::optional<std::vector<int32_t>> OpenAiRequestParser::EncodePrefix(const Name
     return std::nullopt;
   };
   if (!prefix.chat()) return encoded({.text = prefix.text, .prompt_ids = prefix.prompt_ids}, "prompt");
-  // What templates put behind the last message depends on what follows: an answer, or messages of any text. Some do not render the
-  // prefix alone, such as those that put tools into a message of the user.
+  // The text that templates put behind the last message depends on the next one: an answer, or a message of any text. Some do not
+  // render the prefix alone, such as those that put tools into a message of the user.
   std::vector<ChatMessage> longer = prefix.messages;
   longer.push_back({.role = longer.back().role == "user" ? "assistant" : "user"});
   std::optional<std::vector<int32_t>> common;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -46,7 +47,7 @@ constexpr bool IsChat(Endpoint endpoint) { return endpoint != Endpoint::kComplet
 // INVALID_ARGUMENT names the urls there are.
 Result<Endpoint> ParseUrl(std::string_view url);
 
-// What an output must look like, and the field of the request that says so.
+// The form of an output, and the field of the request that names it.
 struct OutputForm {
   std::string field;
   GrammarSource source;
@@ -55,7 +56,7 @@ struct OutputForm {
   BodyError ErrorOf(const Status& status) const;
 };
 
-// What the answer to POST /infill depends on beside the samples.
+// Fields that the answer to POST /infill depends on beside the samples.
 struct InfillForm {
   bool return_tokens = false;
 };
@@ -65,7 +66,7 @@ struct TokensForm;
 
 struct OpenAiRequest {
   Endpoint endpoint = Endpoint::kCompletions;
-  // Complete but for prompt_ids, max_tokens and cache_tenant.begin, which SetPrompt fills in, who asks, and the constraint; n:
+  // Complete but for prompt_ids, max_tokens and cache_tenant.begin, which SetPrompt fills in, the client, and the constraint; n:
   // samples to generate.
   Request request;
   // To be compiled into request.constraint, which takes time, by the caller; null: the output is free.
@@ -91,26 +92,28 @@ struct OpenAiRequest {
   bool return_token_ids = false;           // token_ids in each choice, and the prompt's
   bool tokens_as_ids = false;              // log-probabilities name a token token_id:N
   bool prompt_logprobs = false;            // of the prompt's tokens, apart from echo; request.prompt_top_logprobs: of others
-  std::shared_ptr<const ToolCalls> tools;  // how calls stand in the output, to be told as tool_calls; null: all of it is text
+  std::shared_ptr<const ToolCalls> tools;  // how calls stand in the output, to be reported as tool_calls; null: all of it is text
   std::string client_id;                   // the client's name of the request, where its route takes one; empty: none
   // The answer has llama.cpp's form (infill_answer.h), that of vLLM's route for token ids (tokens_answer.h), or SGLang's
   // (sglang_answer.h); all null: OpenAI's.
   std::shared_ptr<const InfillForm> infill;
   std::shared_ptr<const TokensForm> token_route;
   std::shared_ptr<const SglangForm> sglang;
-  std::vector<std::string> sample_ids;      // by sample, to be told in choices: names of samples that are kept; empty: they are not
-  std::vector<std::string> ignored_fields;  // unknown ones that the request has, by where they lie
+  std::vector<std::string> sample_ids;  // by sample, to be reported in choices: names of samples that are kept; empty: they are not
+  std::vector<std::string> ignored_fields;  // unknown ones that the request has, by where they lie; of a list in its first prompt
 
   std::shared_ptr<const ResponsesForm> responses;  // of Endpoint::kResponses: what its answer repeats
 
   // The request, for the engine; what the answer's form depends on stays.
   Request TakeRequest();
-  // Whether the answer tells tokens of the prompt, beside echo, so that `prompt_ids` stay.
-  bool tells_prompt_ids() const { return return_token_ids || prompt_logprobs; }
+  // Whether the answer has tokens of the prompt, beside echo, so that `prompt_ids` stay.
+  bool reports_prompt_ids() const { return return_token_ids || prompt_logprobs; }
   // Why the prompt cannot be encoded, with the field that holds it.
   BodyError PromptError(const Status& status) const;
   // `error`, which came up once the request was parsed, by the names that the endpoint's bodies have for their fields.
   BodyError InItsWords(BodyError error) const;
+  // Names the output's field, if there is one, as the body does.
+  void RenameOutputField(const std::function<std::string(const std::string&)>& rename);
   // Why the request ended with `status` once it was under way, and the field at fault, if one is.
   BodyError ErrorUnderWay(const Status& status) const;
 };
@@ -137,7 +140,7 @@ Result<nlohmann::ordered_json> ToolsInOrder(std::string_view text, std::span<con
 Result<std::string> ResponseSchemaInOrder(std::string_view text, std::span<const std::string_view> path = {},
                                           Endpoint endpoint = Endpoint::kChatCompletions);
 
-// What bodies leave open.
+// Defaults of bodies.
 struct RequestRules {
   UnknownFields unknown_fields = UnknownFields::kRefuse;
   SamplingParams sampling = {};  // of a request that names none: OpenAI's defaults, or the model's (ModelInfo::sampling)
@@ -151,11 +154,11 @@ class OpenAiRequestParser {
   OpenAiRequestParser(const Tokenizer* tokenizer, int32_t max_context, Status no_tokenizer = NotFound("the model has no tokenizer"),
                       int32_t vocab_size = 0, RequestRules rules = {});
 
-  // What `prefix` may name where a call of Parse does not say. Before the parser is used by several threads.
+  // Prefixes that `prefix` may name where a call of Parse has no `find_prefix`. Before the parser is used by several threads.
   void SetPrefixes(FindNamedPrefix prefixes) { prefixes_ = std::move(prefixes); }
   UnknownFields unknown_fields() const { return rules_.unknown_fields; }
 
-  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. What bounds the output is
+  // Names, types and combinations of the fields of `body`; their ranges are the engine's to check. The output's grammar is
   // measured and not compiled. Fields of `body`: those of docs/batch.md. On an error, `error->param` names the field. `find_prefix`
   // knows what `prefix` may name; empty: what SetPrefixes said, else nothing. `tools`: that field of the body with its members in
   // the order of the text (ToolsInOrder), which the model sees; null: they come in the order of `body`. `schema`: likewise, that
@@ -186,12 +189,12 @@ class OpenAiRequestParser {
                                                            const std::string& schema) const;
   Status MissingTokenizer() const;
   Result<std::vector<int32_t>> EncodeAfter(const NamedPrefix& prefix, const OpenAiRequest& parsed) const;
-  // What renders chats, with tools or without. INVALID_ARGUMENT or UNIMPLEMENTED says why there is none.
+  // The renderer of chats, with tools or without. INVALID_ARGUMENT or UNIMPLEMENTED says why there is none.
   Result<const ChatRenderer*> RendererOf(const ToolFields& tools) const;
   // The chat's prompt, with the tools that the request shows the model; on an error, `*error` has it with its field.
   std::optional<ChatPrompt> RenderMessages(const std::vector<ChatMessage>& messages, const ToolFields& tools,
                                            const ChatFields& chat, BodyError* error) const;
-  // Notes what bounds the output, and how calls of `tools` are told from it.
+  // Notes what bounds the output, and how calls of `tools` are recognised in it.
   void SetOutput(FieldReader& fields, const ToolFields& tools, const std::string& schema, OpenAiRequest* parsed,
                  std::string* begun) const;
 

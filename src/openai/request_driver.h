@@ -1,5 +1,5 @@
 // The requests of one call on their way through an engine, whatever the call is for: puts them to it, counts what their events say,
-// ends the rest where one fails or none is wanted any more, and tells when all have ended. Makes no answers. Layer: openai.
+// ends the rest where one fails or none is wanted any more, and reports when all have ended. Makes no answers. Layer: openai.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace coppice::openai {
 
-// What a request's events have said, beside its output.
+// Counts and states that a request's events report, beside its output.
 struct RequestCounts {
   int32_t cached_tokens = 0;     // of the prompt
   int64_t generated_tokens = 0;  // of all its samples
@@ -30,7 +30,7 @@ struct RequestCounts {
   }
 };
 
-// What derives from it takes the events. Held by its requests for as long as they are in the engine, which outlives it.
+// Derived classes take the events. Held by its requests for as long as they are in the engine, which outlives it.
 // Thread-safe.
 class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
  public:
@@ -38,7 +38,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   RequestDriver(const RequestDriver&) = delete;
   virtual ~RequestDriver() = default;
 
-  // What is left is not wanted any more: samples that have not ended do so with kCancelled. After the end it does nothing.
+  // Ends the rest: samples that have not ended do so with kCancelled. After the end it does nothing.
   void Cancel();
   // Another than the client ends it: as Cancel, but the answer has what has come until then, or is the error `why`.
   void Abort(Status why);
@@ -50,7 +50,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   // OnEnd is called too.
   void Begin(const std::function<void()>& submit);
 
-  // What these read and change is guarded by the lock, which is held in `submit`, OnEvent and OnEnd.
+  // State that these functions read and change is guarded by the lock, which is held in `submit`, OnEvent and OnEnd.
   [[nodiscard]] std::unique_lock<std::mutex> Lock() const { return std::unique_lock(mutex_); }
 
   // One event at a time, already counted; those of a request in order. `request`: its place in the order of submission. May submit
@@ -63,7 +63,7 @@ class RequestDriver : public std::enable_shared_from_this<RequestDriver> {
   // held, before their events. Without the lock.
   void TakeOver(KeptRequest& kept, KeptRequest::Group* group, const std::function<void()>& begin);
 
-  // The rest of this with the lock held. False: the engine refuses it, which failure() tells, or the call has failed or was
+  // The rest of this with the lock held. False: the engine refuses it, as failure() says, or the call has failed or was
   // cancelled before. `kept`: its samples are kept, and this is how they are forked; where they are not wanted any more, or one
   // fails, they are pruned.
   bool Submit(Request request, std::shared_ptr<KeptRequest>* kept = nullptr);

@@ -33,7 +33,7 @@ class RecordingCall final : public RequestDriver {
   std::vector<size_t> order;  // of the requests whose events came
   int64_t tokens = 0;
   int ends = 0;
-  bool has_memory = true;                                // to tell the end
+  bool has_memory = true;                                // to report the end
   std::function<void(size_t, const StreamEvent&)> then;  // after each event
 
  private:
@@ -86,7 +86,7 @@ TEST_F(RequestDriverTest, SeveralRequestsEndTogetherAndAreCountedApart) {
   EXPECT_GE(usage.shared_reads.kv_bytes_not_read, call->counts()[1].shared_reads.kv_bytes_not_read);
 }
 
-TEST_F(RequestDriverTest, WhatIsCachedIsToldOfEachRequest) {
+TEST_F(RequestDriverTest, WhatIsCachedIsReportedOfEachRequest) {
   const auto first = Call();
   first->Start({Some(10)});
   harness_.RunToEnd();
@@ -221,7 +221,7 @@ TEST_F(RequestDriverTest, RequestsThatFollowFromAnEvent) {
 }
 
 // The engine makes an error of what a listener throws, and sends it in place of the last event.
-TEST_F(RequestDriverTest, AnEndThatFoundNoMemoryIsToldAgain) {
+TEST_F(RequestDriverTest, AnEndThatFoundNoMemoryIsReportedAgain) {
   const auto call = Call();
   call->has_memory = false;
   call->Start({Some(10, 2)});

@@ -52,7 +52,7 @@ ordered_json ErrorBody(int http_status, std::string_view message, std::string_vi
                                 : http_status == 429 ? "rate_limit_error"
                                 : http_status < 500  ? "invalid_request_error"
                                                      : "server_error";
-  // Told where there is no memory too: no list of values, which the library takes apart with memory of its own.
+  // Sent where there is no memory too: no list of values, which the library takes apart with memory of its own.
   DismantledJson<ordered_json> body(OrderedObject(1));
   ordered_json& error = (*body)["error"] = OrderedObject(4);
   error["message"] = message;

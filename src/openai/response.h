@@ -1,4 +1,4 @@
-// What all answers to OpenAI requests have: who answers, what it cost, why a choice ended, the body of an error. Layer: openai.
+// Common parts of all answers to OpenAI requests: the model, what it cost, why a choice ended, the body of an error. Layer: openai.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct ResponseFacts {
   int64_t created = 0;  // seconds since 1970
   std::string model;
   std::optional<int64_t> line;                             // of the file that has the request; of scores alone
-  std::function<std::string(int64_t)> version_label = {};  // of a version; empty: its number is told
+  std::function<std::string(int64_t)> version_label = {};  // of a version; empty: its number is reported
 };
 
 // Tokens: of prompts, of those the ones found in the cache, and of all that was generated.

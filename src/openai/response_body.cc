@@ -49,7 +49,7 @@ ordered_json MessageOf(const OpenAiRequest& request, std::string_view answer_id,
           {"tool_calls", std::move(calls)}};
 }
 
-// Who gave an answer, as places among the choices; `count` has those too that were not chosen. null: it could not be found.
+// The choices that gave an answer, by their places; `count` has those too that were not chosen. null: it could not be found.
 ordered_json Votes(const std::vector<Sample>& samples, const std::string& pattern, const std::vector<const Sample*>& choices) {
   const Result<std::vector<VotedAnswer>> votes = Vote(samples, pattern);
   if (!votes.ok()) return nullptr;
@@ -102,7 +102,7 @@ class ResponseText final : public PartedText {
   size_t held_bytes() const override { return held_bytes_ + repeated_.size(); }
 
  private:
-  // What the choices of one prompt repeat of it. The first one makes it while it is written.
+  // Texts of a prompt that all its choices have. The first choice makes them while it is written.
   struct Repeated {
     std::string text;                                          // a JSON string
     std::array<std::string, kLogprobColumns.size()> logprobs;  // entries by column
@@ -236,7 +236,7 @@ void ResponseText::AddPrompt(TextParts* parts) {
     }
     parts->Add("]");
   };
-  if (request.return_token_ids) {
+  if (request.return_token_ids && !request.prompt_ids.empty()) {  // a fork or an extension has no prompt
     add("prompt_token_ids", &repeated_.prompt_ids,
         [&ids = request.prompt_ids](size_t i, std::string* out) { *out += std::to_string(ids[i]); });
   }

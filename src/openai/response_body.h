@@ -27,18 +27,18 @@ struct Answer {
 
 // A token of a sample, whose list of others it points to.
 AnswerToken TokenOf(const Sample& sample, size_t i);
-// What the sample holds in memory.
+// The sample's memory.
 size_t HeldBytes(const Sample& sample, int32_t top_logprobs);
 
 // Token `i` of a prompt as AppendPromptLogprob takes it; `ids` are the prompt's.
 PromptToken TokenOf(const EchoedPrompt& prompt, std::span<const int32_t> ids, size_t i);
-// What the answer holds in memory.
+// The answer's memory.
 size_t HeldBytes(const Answer& answer);
 // The name of a kept sample as a field that follows others of its choice; "": it is not kept.
 std::string SampleIdField(const OpenAiRequest& request, int32_t sample);
 
 // Of one or more prompts of one endpoint; a prompt's choices are its samples by index, or the best of them where fewer are wanted.
-// What choices repeat of the prompt becomes text once. `tokenizer`, which outlives the body, may be null: choices then carry
+// The prompt that choices repeat becomes text once. `tokenizer`, which outlives the body, may be null: choices then carry
 // token_ids, their text is empty. With a vote, which is of one prompt, "votes" has the answers, most votes first; null where the
 // regex exceeds its match limit on a sample.
 std::unique_ptr<TextSource> ResponseBody(std::vector<Answer> answers, ResponseFacts facts, const Tokenizer* tokenizer);

@@ -17,6 +17,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr std::string_view kObjectEnd = "}\n\n";
+
 std::string HeadOf(bool chat, const ResponseFacts& facts) {
   return fmt::format(R"({{"id":{},"object":"{}","created":{},"model":{})", DumpJson((chat ? "chatcmpl-" : "cmpl-") + facts.id),
                      chat ? "chat.completion.chunk" : "text_completion", facts.created, DumpJson(facts.model));
@@ -33,12 +35,12 @@ AnswerToken TokenOf(const StreamEvent& event, size_t i) {
           .top = i < event.top_logprobs.size() ? &event.top_logprobs[i] : nullptr};
 }
 
-// What each choice of a completion's stream begins with. The first one makes it while it is written.
+// The echoed prompt that begins each choice of a completion's stream. The first choice makes its text while it is written.
 class EchoText final : public PartedText {
  public:
   struct Form {
     CompletionLogprobs logprobs;
-    bool has_logprobs = false, has_ids = false;
+    bool has_logprobs = false, has_ids = false, has_prompt_ids = false;
     std::vector<std::string> begins;  // of the objects, by choice
     std::string end;
   };
@@ -89,10 +91,13 @@ class EchoText final : public PartedText {
       }
       add(std::string(form_.logprobs.End(column)));
     }
-    if (!form_.has_ids) return;
-    add(R"(,"token_ids":[)");
-    add_entries([this](size_t i, std::string* out) { *out += std::to_string(event_.token_ids[i]); });
-    add("]");
+    const auto add_ids = [&](const char* name) {
+      add(fmt::format(R"(,"{}":[)", name));
+      add_entries([this](size_t i, std::string* out) { *out += std::to_string(event_.token_ids[i]); });
+      add("]");
+    };
+    if (form_.has_ids) add_ids("token_ids");
+    if (form_.has_prompt_ids) add_ids("prompt_token_ids");
   }
 
   const StreamEvent event_;
@@ -101,6 +106,41 @@ class EchoText final : public PartedText {
   std::string prompt_;
   size_t next_ = 0;  // choice
   int64_t offset_ = 0;
+};
+
+// The first object of each choice, with the prompt's token ids, which become text once.
+class PromptIdsText final : public PartedText {
+ public:
+  struct Object {
+    std::string before, behind;  // the ids
+  };
+  PromptIdsText(std::vector<int32_t> ids, std::vector<Object> objects) : ids_(std::move(ids)), objects_(std::move(objects)) {
+    held_bytes_ = std::span(ids_).size_bytes();
+    for (const auto& [before, behind] : objects_) held_bytes_ += before.size() + behind.size();
+  }
+
+  size_t held_bytes() const override { return held_bytes_ + text_.size(); }
+
+ private:
+  bool AddParts(TextParts* parts) override {
+    if (next_ == objects_.size()) return false;
+    const auto& [before, behind] = objects_[next_];
+    parts->AddView(before);
+    if (next_++ == 0) {
+      parts->AddEach(ids_.size(), WithCommas([this](size_t i, std::string* out) { *out += std::to_string(ids_[i]); }),
+                     objects_.size() > 1 ? &text_ : nullptr);
+    } else {
+      parts->AddView(text_);
+    }
+    parts->AddView(behind);
+    return true;
+  }
+
+  const std::vector<int32_t> ids_;
+  const std::vector<Object> objects_;  // by choice
+  size_t held_bytes_ = 0;
+  std::string text_;
+  size_t next_ = 0;  // choice
 };
 
 }  // namespace
@@ -118,11 +158,36 @@ ResponseStream::ResponseStream(const OpenAiRequest* request, const ResponseFacts
   for (Choice& choice : choices_) choice.tools.emplace(request->tools.get());
 }
 
+std::unique_ptr<TextSource> ResponseStream::Begin(std::string* /*out*/) {
+  // A fork or an extension has no prompt.
+  if (!request_->return_token_ids || request_->prompt_ids.empty() || request_->request.echo) return nullptr;
+  std::vector<PromptIdsText::Object> objects(choices_.size());
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    auto& [before, behind] = objects[i];
+    const auto sample = static_cast<int32_t>(i);
+    if (chat_) {  // beside the choice, as in the answer that comes whole
+      choices_[i].begun = true;
+      AppendChoice(sample, RoleDelta(sample), "", &before);
+      before.resize(before.size() - kObjectEnd.size());
+      before += R"(,"prompt_token_ids":[)";
+      behind = fmt::format("]{}", kObjectEnd);
+    } else {
+      BeginChoice(sample, &before);
+      before += R"("text":"","logprobs":null,"token_ids":[],"prompt_token_ids":[)";
+      behind = "]" + SampleIdField(*request_, sample);
+      EndChoice("", &behind);
+    }
+  }
+  return std::make_unique<PromptIdsText>(request_->prompt_ids, std::move(objects));
+}
+
+std::string ResponseStream::RoleDelta(int32_t sample) const {
+  return R"("delta":{"role":"assistant","content":""},"logprobs":null)" + SampleIdField(*request_, sample);
+}
+
 void ResponseStream::Append(const StreamEvent& event, std::string* out) {
   Choice& choice = choices_[static_cast<size_t>(event.index)];
-  if (chat_ && !std::exchange(choice.begun, true))
-    AppendChoice(event.index,
-                 R"("delta":{"role":"assistant","content":""},"logprobs":null)" + SampleIdField(*request_, event.index), "", out);
+  if (chat_ && !std::exchange(choice.begun, true)) AppendChoice(event.index, RoleDelta(event.index), "", out);
 
   const std::string delta = chat_ ? DeltaOf(event, &choice) : "";
   const bool has_tokens = !event.token_ids.empty() && (request_->logprobs || has_ids());
@@ -130,6 +195,7 @@ void ResponseStream::Append(const StreamEvent& event, std::string* out) {
   if (has_text || has_tokens || event.finish_reason) {
     std::string inner = chat_ ? R"("delta":{)" + delta + "}" : R"("text":)" + DumpJson(event.text);
     inner += R"(,"logprobs":)" + (has_tokens && request_->logprobs ? LogprobsOf(event, &choice) : "null");
+    if (event.beam_score) inner += R"(,"beam_score":)" + DumpJson(*event.beam_score);
     if (has_ids()) inner += R"(,"token_ids":)" + DumpJson(event.token_ids);
     inner += SampleIdField(*request_, event.index);
     const int32_t num_calls = choice.tools ? choice.tools->num_calls() : 0;
@@ -163,7 +229,10 @@ std::unique_ptr<TextSource> ResponseStream::Echo(const StreamEvent& event) {
   if (request_->logprobs) {
     for (const int32_t id : event.token_ids) characters += TokenCharacters(tokenizer_, id);
   }
-  EchoText::Form form = {.logprobs = logprobs(), .has_logprobs = request_->logprobs, .has_ids = has_ids()};
+  EchoText::Form form = {.logprobs = logprobs(),
+                         .has_logprobs = request_->logprobs,
+                         .has_ids = has_ids(),
+                         .has_prompt_ids = request_->return_token_ids};
   for (size_t i = 0; i < choices_.size(); ++i) {
     choices_[i].offset = characters;
     BeginChoice(static_cast<int32_t>(i), &form.begins.emplace_back());
@@ -208,10 +277,8 @@ void ResponseStream::BeginChoice(int32_t sample, std::string* out) const {
 }
 
 void ResponseStream::EndChoice(std::string_view reason, std::string* out) const {
-  fmt::format_to(std::back_inserter(*out),
-                 R"(,"finish_reason":{}}}]{}}})"
-                 "\n\n",
-                 reason.empty() ? "null" : fmt::format("\"{}\"", reason), request_->include_usage ? R"(,"usage":null)" : "");
+  fmt::format_to(std::back_inserter(*out), R"(,"finish_reason":{}}}]{}{})", reason.empty() ? "null" : fmt::format("\"{}\"", reason),
+                 request_->include_usage ? R"(,"usage":null)" : "", kObjectEnd);
 }
 
 std::unique_ptr<TextSource> ResponseStream::End(const TokenUsage& usage, const BodyError& failure, std::string* out) {

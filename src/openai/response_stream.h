@@ -25,6 +25,8 @@ class ResponseStream final : public AnswerStream {
   // `request` and `tokenizer`, which may be null, outlive the stream. The samples are the answer's choices from `first_choice` on.
   ResponseStream(const OpenAiRequest* request, const ResponseFacts& facts, int32_t first_choice, const Tokenizer* tokenizer);
 
+  // With return_token_ids: the first object of each choice, with the prompt's ids. Those of Echo have them where there is one.
+  std::unique_ptr<TextSource> Begin(std::string* out) override;
   void Append(const StreamEvent& event, std::string* out) override;
   // Once for each choice.
   std::unique_ptr<TextSource> Echo(const StreamEvent& event) override;
@@ -38,11 +40,13 @@ class ResponseStream final : public AnswerStream {
     std::optional<ToolCallParser> tools;  // of a request with tools
   };
 
+  // The fields of a chat's first delta, with those that follow it.
+  std::string RoleDelta(int32_t sample) const;
   // An object with one choice, `inner` being its fields between index and finish_reason, which is empty while it goes on.
   void AppendChoice(int32_t sample, const std::string& inner, std::string_view reason, std::string* out) const;
   void BeginChoice(int32_t sample, std::string* out) const;
   void EndChoice(std::string_view reason, std::string* out) const;
-  // What the event adds to a chat's message, as the fields of a delta; "": nothing.
+  // The event's additions to a chat's message, as the fields of a delta; "": none.
   std::string DeltaOf(const StreamEvent& event, Choice* choice) const;
   std::string LogprobsOf(const StreamEvent& event, Choice* choice) const;
   CompletionLogprobs logprobs() const { return {tokenizer_, request_->request.top_logprobs > 0, request_->tokens_as_ids}; }

@@ -47,6 +47,18 @@ class ResponseStreamTest : public ::testing::Test {
   FakeTokenizer tokenizer_{{"a", "bc", "\xc3", "\xa9", "\n\"x"}};
 };
 
+TEST_F(ResponseStreamTest, BeamScoresComeWithTheLastEventOfEachChoice) {
+  for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChatCompletions}) {
+    const OpenAiRequest request{.endpoint = endpoint, .stream = true};
+    ResponseStream stream(&request, kFacts, /*first_choice=*/0, &tokenizer_);
+    for (const json& object : Append(stream, {.index = 0, .token_ids = {0}, .logprobs = {-1}, .text = "a"}))
+      EXPECT_FALSE(object["choices"][0].contains("beam_score"));
+    const std::vector<json> last = Append(stream, {.index = 0, .finish_reason = FinishReason::kLength, .beam_score = -1.5f});
+    ASSERT_THAT(last, SizeIs(1));
+    EXPECT_EQ(last[0]["choices"][0]["beam_score"], -1.5);
+  }
+}
+
 TEST_F(ResponseStreamTest, CompletionWithUsage) {
   const OpenAiRequest request{.choices = 2, .stream = true, .include_usage = true};
   ResponseStream stream(&request, kFacts, /*first_choice=*/3, &tokenizer_);
@@ -126,6 +138,45 @@ TEST_F(ResponseStreamTest, OffsetsOfACompletionGoOnAfterItsEcho) {
     EXPECT_EQ(next[0]["choices"][0]["logprobs"]["text_offset"], json({offset}));
     EXPECT_EQ(next[0]["choices"][0]["logprobs"]["top_logprobs"], json({nullptr}));
   }
+}
+
+TEST_F(ResponseStreamTest, TheFirstObjectOfEachChoiceHasThePromptsIds) {
+  for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChatCompletions}) {
+    const bool chat = endpoint == Endpoint::kChatCompletions;
+    for (const bool echo : {false, true}) {
+      if (chat && echo) continue;
+      OpenAiRequest request{.endpoint = endpoint, .choices = 3, .stream = true, .include_usage = true, .return_token_ids = true};
+      request.request.echo = echo;
+      request.prompt_ids = {1, 0, 4};
+      ResponseStream stream(&request, kFacts, /*first_choice=*/2, &tokenizer_);
+      std::string begin;
+      std::unique_ptr<TextSource> first = stream.Begin(&begin);
+      EXPECT_EQ(begin, "");
+      ASSERT_EQ(first == nullptr, echo);
+      if (echo) first = stream.Echo({.index = -1, .token_ids = {1, 0, 4}, .text = "bca\n\"x"});
+      EXPECT_GT(first->held_bytes(), 3 * sizeof(int32_t));
+      const std::vector<json> objects = Objects(TextOf(first.get()));
+      ASSERT_THAT(objects, SizeIs(3));
+      for (int32_t i = 0; i < 3; ++i) {
+        const json& choice = objects[i]["choices"][0];
+        EXPECT_EQ(choice["index"], 2 + i);
+        EXPECT_EQ((chat ? objects[i] : choice)["prompt_token_ids"], json({1, 0, 4}));
+        EXPECT_EQ(choice["finish_reason"], nullptr);
+        EXPECT_EQ(objects[i]["usage"], nullptr);
+        if (chat) {
+          EXPECT_EQ(choice["delta"], json::parse(R"({"role": "assistant", "content": ""})"));
+        } else {
+          EXPECT_EQ(choice["text"], echo ? "bca\n\"x" : "");
+        }
+      }
+      const std::vector<json> next = Append(stream, {.index = 1, .token_ids = {0}, .logprobs = {-1}, .text = "a"});
+      ASSERT_THAT(next, SizeIs(1));  // a role is said once
+      EXPECT_FALSE((chat ? next[0] : next[0]["choices"][0]).contains("prompt_token_ids"));
+    }
+  }
+  OpenAiRequest request{.stream = true, .return_token_ids = true};  // a fork
+  std::string begin;
+  EXPECT_FALSE(ResponseStream(&request, kFacts, 0, &tokenizer_).Begin(&begin));
 }
 
 TEST_F(ResponseStreamTest, WithoutATokenizerThereAreTokenIds) {

@@ -18,7 +18,7 @@
 
 namespace coppice::openai {
 
-// Writes the JSON of one answer. What is given as a reference outlives the parts that are made of it.
+// Writes the JSON of one answer. Arguments given as references outlive the parts that are made of them.
 class ResponsesWriter {
  public:
   // REQUIRES: the request is of Endpoint::kResponses. `tokenizer` outlives this.

@@ -45,14 +45,14 @@ void OutputItems::Apply(const ParsedOutput& output, Changes* changes) {
   };
   if (open_ && !InMessage() && (output.calls.empty() || output.calls.front().index != items_.back().call))
     end_if_whole(items_.back().call);
-  size_t told = 0;
+  size_t written = 0;
   for (const ParsedOutput::Call& call : output.calls) {
-    AddText(std::string_view(output.content).substr(told, call.content_before - told), changes);
-    told = call.content_before;
+    AddText(std::string_view(output.content).substr(written, call.content_before - written), changes);
+    written = call.content_before;
     AddCall(call, changes);
     end_if_whole(call.index);
   }
-  AddText(std::string_view(output.content).substr(told), changes);
+  AddText(std::string_view(output.content).substr(written), changes);
 }
 
 void OutputItems::AddText(std::string_view text, Changes* changes) {

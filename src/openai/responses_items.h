@@ -1,4 +1,4 @@
-// What a model wrote, as the items of an answer of OpenAI's /v1/responses: messages and calls of functions, in the order of the
+// A model's output, as the items of an answer of OpenAI's /v1/responses: messages and calls of functions, in the order of the
 // output. The same however the output is cut into pieces. Layer: openai.
 #pragma once
 
@@ -27,7 +27,7 @@ struct OutputItem {
 // Of one sample. Thread-compatible.
 class OutputItems {
  public:
-  // What a piece of output did to an item, in this order.
+  // Changes of an item by a piece of output, in this order.
   struct Change {
     size_t item = 0;
     bool begins = false;
@@ -41,13 +41,13 @@ class OutputItems {
   std::vector<Change> Push(std::string_view text);
   // A message takes what comes with no text.
   std::vector<Change> BeginMessage();
-  // The output has ended; `by_itself`: it was not cut off. There is one item at least then. No change tells the end of the last
-  // one, if that was not told yet.
+  // The output has ended; `by_itself`: it was not cut off. There is one item at least then. No change has the end of the last one,
+  // if that was not sent yet.
   std::vector<Change> Finish(bool by_itself);
 
   const std::vector<OutputItem>& items() const { return items_; }
   std::vector<OutputItem> TakeItems() { return std::move(items_); }
-  // The end of the last item was not told.
+  // The end of the last item was not sent.
   bool last_is_open() const { return open_; }
 
  private:

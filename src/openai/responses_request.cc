@@ -48,7 +48,7 @@ constexpr Refused kRefused[] = {
     {"reasoning_effort", "null", "use reasoning.effort"},
     {"response_format", "null", "use text.format"},
     {"verbosity", "null", "use text.verbosity"},
-    // What has no place in an answer with one sample
+    // Fields that have no place in an answer with one sample
     {"dedup", "false", "use /v1/chat/completions"},
     {"n", "1", "send several requests, which share their input, or use /v1/chat/completions"},
     {"rank", "false", "use /v1/chat/completions"},
@@ -479,7 +479,7 @@ std::string TakePlace(const std::vector<ChatOfResponses::Origin>& origins, std::
   return "";
 }
 
-// What stands in quotes is a value.
+// Text in quotes is a value and keeps its words.
 std::string InOtherWords(std::string_view text, const std::vector<ChatOfResponses::Origin>& origins) {
   std::string renamed;
   bool quoted = false;
@@ -533,17 +533,17 @@ ResponsesForm FormOf(const json& body, const ordered_json* tools, const std::str
   };
   const json text = field("text", json::object());
   const json format = text.value("format", json());
-  ordered_json told_format = {{"type", "text"}};
+  ordered_json reported_format = {{"type", "text"}};
   if (!format.is_null()) {
     for (const char* const name : {"type", "name", "description", "strict"}) {
-      if (format.contains(name)) told_format[name] = format[name];
+      if (format.contains(name)) reported_format[name] = format[name];
     }
     if (format.contains("schema"))
-      told_format["schema"] = schema.empty() ? ordered_json(format["schema"]) : ordered_json::parse(schema);
+      reported_format["schema"] = schema.empty() ? ordered_json(format["schema"]) : ordered_json::parse(schema);
   }
-  ordered_json told_text = {{"format", std::move(told_format)}};
-  if (text.contains("verbosity")) told_text["verbosity"] = text["verbosity"];
-  const ordered_json told_tools = tools && !tools->is_null() ? *tools : ordered_json(field("tools", json::array()));
+  ordered_json reported_text = {{"format", std::move(reported_format)}};
+  if (text.contains("verbosity")) reported_text["verbosity"] = text["verbosity"];
+  const ordered_json reported_tools = tools && !tools->is_null() ? *tools : ordered_json(field("tools", json::array()));
   DismantledJson<ordered_json> echo(
       ordered_json{{"instructions", field("instructions")},
                    {"max_output_tokens", field("max_output_tokens")},
@@ -557,9 +557,9 @@ ResponsesForm FormOf(const json& body, const ordered_json* tools, const std::str
                    {"service_tier", "default"},
                    {"store", false},
                    {"temperature", Shortest(sampling.temperature)},
-                   {"text", told_text},
+                   {"text", reported_text},
                    {"tool_choice", field("tool_choice", "auto")},
-                   {"tools", told_tools},
+                   {"tools", reported_tools},
                    {"top_logprobs", field("top_logprobs", 0)},
                    {"top_p", Shortest(sampling.top_p)},
                    {"truncation", "disabled"},

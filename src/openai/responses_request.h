@@ -17,7 +17,7 @@
 
 namespace coppice::openai {
 
-// What an answer repeats of its request.
+// The part of its request that an answer repeats.
 struct ResponsesForm {
   std::string echo;  // members of a JSON object, without the braces
 };
@@ -29,7 +29,7 @@ struct ChatOfResponses {
     std::vector<int32_t> calls;  // by the message's tool_calls
   };
 
-  // What is said of the chat, by the names that the client's body has for its fields.
+  // A text or error about the chat, with the names that the client's body has for its fields.
   std::string Renamed(std::string_view text) const;
   BodyError Renamed(const BodyError& error) const;
 

@@ -49,7 +49,7 @@ class ResponsesRequest : public ::testing::Test {
     EXPECT_TRUE(parsed) << body << ": " << error.param << ": " << error.status.message();
     return parsed.value_or(OpenAiRequest());
   }
-  // What the template makes of a list of items.
+  // The prompt that the template makes of a list of items.
   std::string Text(const std::string& items) { return *Parsed(R"({"input": )" + items + "}").text; }
   BodyError Refused(const std::string& body, UnknownFields rule = UnknownFields::kIgnore) {
     BodyError error;
@@ -244,7 +244,7 @@ TEST_F(ResponsesRequest, UnknownFieldsAreIgnoredUnderTheirNames) {
   EXPECT_EQ(Refused(R"({"input": [{"role": "user", "content": "a", "tone": 1}]})", UnknownFields::kRefuse).param, "input[0].tone");
 }
 
-TEST_F(ResponsesRequest, LogprobsOfAMessageAreNotToldBesideTools) {
+TEST_F(ResponsesRequest, LogprobsOfAMessageAreNotReportedBesideTools) {
   const std::string tools = R"("tools": [{"type": "function", "name": "f"}], "include": ["message.output_text.logprobs"])";
   EXPECT_EQ(Refused(R"({"input": "a", )" + tools + "}").param, "include");
   EXPECT_TRUE(Parsed(R"({"input": "a", "tool_choice": "none", )" + tools + "}").logprobs);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kEventEnd = "}\n\n";
 
-// What an event begins with; `*sequence`: how many came before it.
+// The beginning of an event; `*sequence`: how many came before it.
 std::string EventBegin(std::string_view type, int64_t* sequence) {
   return fmt::format("event: {0}\ndata: {{\"type\":\"{0}\",\"sequence_number\":{1}", type, (*sequence)++);
 }
@@ -24,7 +24,7 @@ std::string ItemPlace(const ResponsesWriter& writer, const OutputItem& item, siz
 }
 constexpr std::string_view kPart = R"(,"content_index":0)";
 
-// The events that end an item. What is given outlives the parts.
+// The events that end an item. The arguments outlive the parts.
 void AddItemEnd(const ResponsesWriter& writer, const OutputItem& item, size_t index, const Sample& sample, int64_t* sequence,
                 TextParts* parts) {
   const std::string place = ItemPlace(writer, item, index);
@@ -48,7 +48,7 @@ void AddItemEnd(const ResponsesWriter& writer, const OutputItem& item, size_t in
   parts->AddView(kEventEnd);
 }
 
-// The end of the last item, where it was not told, and the whole answer.
+// The end of the last item, where it was not sent, and the whole answer.
 class StreamEnd final : public PartedText {
  public:
   StreamEnd(ResponsesWriter writer, OutputItems items, Sample sample, const ResponsesWriter::State& state, const TokenUsage& usage,
@@ -100,11 +100,12 @@ class StreamEnd final : public PartedText {
 ResponsesStream::ResponsesStream(const OpenAiRequest* request, const ResponseFacts& facts, const Tokenizer* tokenizer)
     : request_(request), writer_(*request, facts, tokenizer), items_(request->tools.get()) {}
 
-void ResponsesStream::Begin(std::string* out) {
+std::unique_ptr<TextSource> ResponsesStream::Begin(std::string* out) {
   for (const std::string_view type : {"response.created", "response.in_progress"}) {
     *out += EventBegin(type, &sequence_) + R"(,"response":)" + writer_.Begin({}) + writer_.End(nullptr);
     *out += kEventEnd;
   }
+  return nullptr;
 }
 
 void ResponsesStream::Append(const StreamEvent& event, std::string* out) {
@@ -112,18 +113,18 @@ void ResponsesStream::Append(const StreamEvent& event, std::string* out) {
   const size_t first_token = sample_.token_ids.size();
   if (writer_.has_logprobs() && !event.token_ids.empty()) {
     sample_.Append({.token_ids = event.token_ids, .logprobs = event.logprobs, .top_logprobs = event.top_logprobs});
-    // Tokens that bring no character yet are told all the same: there are no tools, so they are the message's.
+    // Tokens that bring no character yet are reported all the same: there are no tools, so they are the message's.
     if (changes.empty()) changes = items_.BeginMessage();
     if (changes.empty()) changes.push_back({.item = items_.items().size() - 1});
   }
-  for (const OutputItems::Change& change : changes) Tell(change, first_token, out);
+  for (const OutputItems::Change& change : changes) Report(change, first_token, out);
   if (!event.finish_reason) return;
   reason_ = event.finish_reason;
   for (const OutputItems::Change& change : items_.Finish(/*by_itself=*/reason_ == FinishReason::kStop))
-    Tell(change, sample_.token_ids.size(), out);
+    Report(change, sample_.token_ids.size(), out);
 }
 
-void ResponsesStream::Tell(const OutputItems::Change& change, size_t first_token, std::string* out) {
+void ResponsesStream::Report(const OutputItems::Change& change, size_t first_token, std::string* out) {
   const OutputItem& item = items_.items()[change.item];
   const bool is_message = item.type == OutputItem::Type::kMessage;
   const std::string place = ItemPlace(writer_, item, change.item);

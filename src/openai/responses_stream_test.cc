@@ -52,7 +52,7 @@ std::vector<std::string> Types(const std::vector<json>& events) {
   return types;
 }
 
-// What a client puts together from the events of items.
+// The items that a client puts together from their events.
 json ItemsOf(const std::vector<json>& events) {
   json items = json::array();
   for (const json& event : events) {
@@ -180,16 +180,16 @@ TEST_F(ResponsesAnswer, CallsAreItemsInTheOrderOfTheOutputHoweverItIsCut) {
   const OpenAiRequest request = Request(/*with_tools=*/true);
   for (const auto& [text, reason, items] : cases) {
     const json whole = Whole(request, Pieces(text, text.size(), reason));
-    std::vector<std::string> told;
+    std::vector<std::string> written;
     for (const json& item : whole["output"]) {
       const bool call = item["type"] == "function_call";
-      told.push_back(item["type"].get<std::string>() + " " +
-                     (call ? item["name"].get<std::string>() + item["arguments"].get<std::string>()
-                           : item["content"][0]["text"].get<std::string>()) +
-                     " " + item["status"].get<std::string>());
+      written.push_back(item["type"].get<std::string>() + " " +
+                        (call ? item["name"].get<std::string>() + item["arguments"].get<std::string>()
+                              : item["content"][0]["text"].get<std::string>()) +
+                        " " + item["status"].get<std::string>());
     }
     if (!items.empty()) {
-      EXPECT_EQ(told, items) << text;
+      EXPECT_EQ(written, items) << text;
     }
     for (const size_t piece : {1, 2, 3, 7, 1000}) {
       const std::vector<json> events = Stream(request, Pieces(text, piece, reason));

@@ -1,4 +1,4 @@
-// What a batch keeps beside its output for a run that goes on after a kill: the KV of prefixes that many requests share. That the
+// A batch's files beside its output, for a run that goes on after a kill: the KV of prefixes that many requests share. That the
 // folder is there says that the run before did not come to its end. Losing it costs time, never answers, so nothing here is an
 // error. Layer: openai.
 #pragma once

@@ -1,4 +1,4 @@
-// What trainers ask for: vLLM's route for token ids and its additions to completions, SGLang's /generate; their fields and answers.
+// Routes for trainers: vLLM's for token ids and its additions to completions, SGLang's /generate; their fields and answers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "openai/answer_stream.h"
+#include "openai/prompt_fields.h"
 #include "openai/response_body.h"
 #include "openai/sglang_request.h"
 #include "openai/structured_outputs.h"
@@ -201,6 +202,7 @@ TEST_F(RolloutRoutesTest, TokensAreRefusedByTheBodysNames) {
       {R"({"priority": -2147483648})", "priority"},
       {R"({"cache_salt": 5})", "cache_salt"}};
   for (const auto& [body, param] : cases) EXPECT_EQ(RefusedByTokens(json::parse(body)), param) << body;
+  EXPECT_EQ(RefusedByTokens({{"request_id", std::string(1025, 'r')}}), "request_id") << "each event repeats it";
   EXPECT_FALSE(ParseTokens(json::parse(R"({"sampling_params": {}})"), parser_, &error_));
   EXPECT_EQ(error_.status.message(), "token_ids is null, expected a list of token ids, at least one");
 }
@@ -289,7 +291,7 @@ TEST_F(RolloutRoutesTest, TokensStream) {
 
 // ------------------------------------------------------------------------------------- vLLM's additions to completions and chats
 
-TEST_F(RolloutRoutesTest, CompletionsTellPromptsAndTheirLogprobs) {
+TEST_F(RolloutRoutesTest, CompletionsReportPromptsAndTheirLogprobs) {
   const OpenAiRequest request =
       Completion(json::parse(R"({"n": 2, "prompt_logprobs": 1, "return_token_ids": true, "return_tokens_as_token_ids": true,
         "logprobs": 2})"));
@@ -340,7 +342,8 @@ TEST_F(RolloutRoutesTest, StructuredOutputs) {
             std::pair(GrammarKind::kJsonSchema, std::string(R"({"type": "integer"})")));
   EXPECT_EQ(form(R"({"choice": ["yes", "say \"no\"\n"]})").second, "root ::= \"yes\" | \"say \\\"no\\\"\\u000a\"");
   EXPECT_FALSE(Completion({{"structured_outputs", json::object()}}).output);
-  for (const char* text : {R"(5)", R"({"choice": []})", R"({"choice": ["a", ""]})", R"({"regex": "a", "json_object": true})"})
+  for (const char* text : {R"(5)", R"({"structural_tag": "{}"})", R"({"choice": []})", R"({"choice": ["a", ""]})",
+                           R"({"regex": "a", "json_object": true})"})
     EXPECT_THAT(RefusedCompletion({{"structured_outputs", json::parse(text)}}), ::testing::StartsWith("structured_outputs"))
         << text;
   EXPECT_EQ(RefusedCompletion({{"structured_outputs", {{"regex", "a"}}}, {"regex", "b"}}), "regex");
@@ -419,6 +422,36 @@ TEST_F(RolloutRoutesTest, SglangIsRefusedByTheBodysNames) {
       {R"({"text": ["a", "b"], "sampling_params": [{"sampling_seed": 1}, {}]})", "sampling_params.sampling_seed"},
       {R"({"text": ["a", "b"], "sampling_params": [{"regex": "x"}, {}]})", "sampling_params"}};
   for (const auto& [body, param] : cases) EXPECT_EQ(RefusedBySglang(json::parse(body)), param) << body;
+  EXPECT_EQ(RefusedBySglang({{"text", {"a", "b"}}, {"rid", {"r", std::string(1025, 'r')}}}), "rid");
+  const json stops = {{"stop", json(16, json(std::string(1000, 's')))}};
+  EXPECT_EQ(RefusedBySglang({{"text", json(kMaxPrompts, json("a"))}, {"sampling_params", stops}}), "sampling_params")
+      << "a copy for each prompt";
+}
+
+TEST_F(RolloutRoutesTest, SglangsLogprobsBeginWithinThePrompt) {
+  const auto check = [&](const json& start, bool logprobs) {
+    OpenAiRequest prompt = Sglang({{"text", "abc"}, {"return_logprob", logprobs}, {"logprob_start_len", start}}).prompts[0];
+    parser_.SetPrompt(*parser_.Encode(prompt), &prompt);
+    return CheckLogprobStart(prompt);
+  };
+  for (const int32_t start : {-1, 0, 2, 3}) EXPECT_TRUE(check(start, true).status.ok()) << start;
+  EXPECT_TRUE(check(100, false).status.ok());  // there are none
+  const BodyError beyond = check(4, true);
+  EXPECT_EQ(beyond.param, "logprob_start_len");
+  EXPECT_THAT(beyond.status.message(), HasSubstr("logprob_start_len is 4 and the prompt has 3 tokens"));
+}
+
+TEST_F(RolloutRoutesTest, FormsOfOutputAreRefusedByTheBodysNamesWhileTheyAreCompiled) {
+  const Status status = InvalidArgument("it cannot be used");
+  const auto param = [&](const char* params) {
+    return Sglang({{"text", "a"}, {"sampling_params", json::parse(params)}}).prompts[0].ErrorUnderWay(status).param;
+  };
+  EXPECT_EQ(param(R"({"ebnf": "root ::= x"})"), "sampling_params.ebnf");
+  EXPECT_EQ(param(R"({"regex": "("})"), "sampling_params.regex");
+  EXPECT_EQ(param(R"({"json_schema": "{}"})"), "sampling_params.json_schema");
+  const OpenAiRequest tokens =
+      Tokens(json::parse(R"({"token_ids": [5], "sampling_params": {"structured_outputs": {"regex": "("}}})"));
+  EXPECT_EQ(tokens.ErrorUnderWay(status).param, "sampling_params.structured_outputs");
 }
 
 TEST_F(RolloutRoutesTest, SglangsAnswers) {
@@ -477,9 +510,20 @@ TEST_F(RolloutRoutesTest, SglangsTextsKeepWhatIsAskedFor) {
   by_text.text = "a";
   EXPECT_EQ(text(R"({"stop": "b!", "no_stop_trim": true})", by_text), "ab!");
   EXPECT_EQ(text(R"({"stop": "b!", "skip_special_tokens": false})", by_text), "a");
+  Sample by_second = by_text;  // the first stop comes before min_new_tokens
+  by_second.token_ids = {'a', ',', 'b', ','};
+  by_second.logprobs = {-1, -1, -1, -1};
+  by_second.text = "a,b";
+  EXPECT_EQ(text(R"({"stop": ",", "min_new_tokens": 3, "skip_special_tokens": false})", by_second), "a,b");
+  // A tokenizer that puts a space before a text, and takes it away again: not before an output, which goes on from the prompt.
+  const ByteTokenizer spacing(Tokenizer::Info{.strip = " ", .strip_start = 1});
+  std::vector<Answer> answers(1);
+  answers[0].request = Begun(Sglang({{"text", "a"}, {"sampling_params", {{"skip_special_tokens", false}}}}).prompts[0]);
+  answers[0].output.samples = {{.text = " b", .token_ids = {' ', 'b'}, .logprobs = {-1, -1}}};
+  EXPECT_EQ(json::parse(TextOf(ResponseBody(std::move(answers), facts_, &spacing).get()))["text"], " b");
 }
 
-TEST_F(RolloutRoutesTest, SglangsStreamsTellAllThatThereIsSoFar) {
+TEST_F(RolloutRoutesTest, SglangsStreamsReportAllThatThereIsSoFar) {
   const std::vector<json> objects = StreamOfTo(
       Sglang({{"text", "abc"}, {"stream", true}, {"return_logprob", true}, {"sampling_params", {{"n", 2}}}}).prompts[0], Events());
   ASSERT_EQ(objects.size(), 4u);

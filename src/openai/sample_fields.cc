@@ -8,6 +8,38 @@
 #include "openai/sampling_fields.h"
 
 namespace coppice::openai {
+namespace {
+
+constexpr const char* kOfRequest[] = {"n",
+                                      "keep_tokens",
+                                      "max_tokens",
+                                      "max_completion_tokens",
+                                      "min_tokens",
+                                      "seed",
+                                      "temperature",
+                                      "top_p",
+                                      "top_k",
+                                      "min_p",
+                                      "presence_penalty",
+                                      "frequency_penalty",
+                                      "repetition_penalty",
+                                      "logit_bias",
+                                      "logprobs_mode",
+                                      "stop",
+                                      "stop_token_ids",
+                                      "ignore_eos",
+                                      "echo",
+                                      "logprobs",
+                                      "top_logprobs",
+                                      "prompt_logprobs",
+                                      "return_token_ids",
+                                      "return_tokens_as_token_ids",
+                                      "response_format",
+                                      "structured_outputs",
+                                      "regex",
+                                      "grammar"};
+
+}  // namespace
 
 ForkOptions TakeFork(FieldReader& fields, const SamplingParams& parent) {
   ForkOptions options;
@@ -40,6 +72,13 @@ std::vector<int32_t> TakeExtension(FieldReader& fields, const Tokenizer* tokeniz
   Result<std::vector<int32_t>> encoded = tokenizer->Encode(*text, {.add_special = false});
   if (!encoded.ok()) return refuse(encoded.status());
   return *std::move(encoded);
+}
+
+void RefuseOthersOfRequest(FieldReader& fields) {
+  for (const char* const name : kOfRequest) {
+    if (fields.IsKnown(name)) continue;
+    if (const nlohmann::json* value = fields.Find(name)) fields.Expect(name, *value, "it absent: this verb does not change it");
+  }
 }
 
 }  // namespace coppice::openai

@@ -19,4 +19,7 @@ ForkOptions TakeFork(FieldReader& fields, const SamplingParams& parent);
 // Either `text`, which is tokenized as a part of a prompt, or `token_ids`. `tokenizer` may be null: then there is no text.
 std::vector<int32_t> TakeExtension(FieldReader& fields, const Tokenizer* tokenizer, const PromptBounds& bounds);
 
+// Refuses fields of a request that change what is generated or answered, and that none of the above has taken.
+void RefuseOthersOfRequest(FieldReader& fields);
+
 }  // namespace coppice::openai

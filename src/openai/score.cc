@@ -51,6 +51,9 @@ void ScoreCall::OnEvent(size_t part, const StreamEvent& event) {
     if (std::isnan(event.prompt_scores[i].logprob)) Fail(LogitsNotFinite());
     scores_[ids[i]] = event.prompt_scores[i];
   }
+  if (event.finish_reason == FinishReason::kCancelled && !cancelled())
+    Fail(Unavailable(
+        "a pause of the engine or an update of weights ended the request before all tokens were scored; send it again"));
   if (part == 0 && event.request_done) SubmitParts(1, tree_.parts.size());
 }
 

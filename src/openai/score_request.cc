@@ -116,7 +116,7 @@ std::optional<ScoreRequest> ParseScore(const json& body, const OpenAiRequestPars
   }
   parser.SetPrompt(*std::move(prompt_ids), &*prompt);
   request.request = std::move(prompt->request);
-  // What a prefix leaves shared are tokens that all sequences have; a continuation may have changed the prompt's last ones.
+  // Shared tokens of a prefix are those that all sequences have; a continuation may have changed the prompt's last ones.
   for (const ScoredSequence& sequence : request.sequences) {
     int32_t& tenant_begin = request.request.cache_tenant.begin;
     tenant_begin = std::min(tenant_begin, sequence.begin);

@@ -36,7 +36,7 @@ TEST(ScoreTree, NothingIsComputedOrScoredTwice) {
     int32_t num_rows = 0;
     for (const ScoreTree::Part& part : tree.parts) {
       ASSERT_EQ(part.scores.size(), part.ids.size());
-      ASSERT_EQ(part.scores.back().position + 1, std::ssize(part.prompt_ids));  // no token that nobody needs
+      ASSERT_EQ(part.scores.back().position + 1, std::ssize(part.prompt_ids));  // no needless token
       for (size_t i = 0; i < part.scores.size(); ++i) {
         const auto& [position, token] = part.scores[i];
         std::vector<int32_t> path(part.prompt_ids.begin(), part.prompt_ids.begin() + position + 1);
@@ -170,6 +170,22 @@ TEST_F(ScoreTest, ErrorsAndCancellation) {
   outcome = Run(Parsed({{"prompt", Prompt(128)}, {"continuations", {{1, 2}}}}));
   EXPECT_TRUE(outcome.refused);
   EXPECT_THAT(outcome.status.message(), HasSubstr("context length is 128"));
+}
+
+TEST_F(ScoreTest, AScoreThatAPauseEndsIsAnError) {
+  const ScoreRequest request = Parsed({{"prompt", Prompt(90)}, {"continuations", {{1, 2}, {2, 3}}}});
+  const ScoreRequest other = Parsed({{"prompt", Prompt(90, 7)}, {"continuations", {{1, 2}}}});
+  std::vector<ScoreCall::Outcome> outcomes;
+  for (const ScoreRequest* const one : {&request, &other})
+    (void)ScoreCall::Start(&harness_.engine(), *one, [&](ScoreCall::Outcome said) { outcomes.push_back(std::move(said)); });
+  harness_.Step();  // the first prompt, and a part of the second
+  ASSERT_TRUE(harness_.engine().Pause({.mode = PauseMode::kAbort}).ok());
+  ASSERT_TRUE(harness_.engine().Resume().ok());
+  harness_.RunToEnd();
+  ASSERT_EQ(outcomes.size(), 2u);
+  EXPECT_EQ(outcomes[0].status.code(), StatusCode::kUnavailable);
+  EXPECT_FALSE(outcomes[0].cancelled);
+  EXPECT_TRUE(outcomes[1].status.ok()) << outcomes[1].status.message();
 }
 
 TEST_F(ScoreTest, WhatIsNoScoreRequest) {

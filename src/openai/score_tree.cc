@@ -40,7 +40,7 @@ class Builder {
     std::ptrdiff_t computed = 0;  // by its own part
     for (size_t place = static_cast<size_t>(begin); place < tokens.size(); ++place) {
       if (scores_[place] == kAbsent) {
-        if (owners_[place - 1] == kAbsent) {  // nobody computes the token before it so far
+        if (owners_[place - 1] == kAbsent) {  // no request computes the token before it so far
           if (own_part == kAbsent) {
             own_part = static_cast<int32_t>(tree_.parts.size());
             tree_.parts.emplace_back();

@@ -15,6 +15,7 @@
 #include "openai/logprobs.h"
 #include "openai/sglang_request.h"
 #include "openai/tokens_answer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace coppice::openai {
 namespace {
@@ -42,15 +43,19 @@ std::string TextOf(const OpenAiRequest& request, const Sample& sample, const Tok
   std::span<const int32_t> ids = sample.token_ids;
   const bool stopped = sample.finish_reason == FinishReason::kStop;
   if (stopped && !form.keeps_stop && !sample.stop && !ids.empty()) ids = ids.first(ids.size() - 1);  // the token that ended it
-  std::string text = tokenizer->Decode(ids, form.keeps_special);
+  IncrementalDecoder decoder(*tokenizer, form.keeps_special);  // the output goes on from the prompt, as in sample.text
+  std::string text;
+  for (const int32_t id : ids) text += decoder.Push(id);
+  text += decoder.Finish();
   if (stopped && !form.keeps_stop && sample.stop) {
-    const size_t at = text.find(request.request.stop[static_cast<size_t>(*sample.stop)]);
+    // Special tokens make the text before the stop longer, not shorter. Earlier stops are those of the first min_tokens.
+    const size_t at = text.find(request.request.stop[static_cast<size_t>(*sample.stop)], sample.text.size());
     if (at != text.npos) text.resize(at);
   }
   return text;
 }
 
-// Writes a sample's object. What is given outlives the parts, which hold copies of the writer.
+// Writes a sample's object. The arguments outlive the parts, which hold copies of the writer.
 class ObjectWriter {
  public:
   ObjectWriter(const OpenAiRequest& request, const EchoedPrompt& prompt, const ResponseFacts& facts, const Tokenizer* tokenizer)
@@ -64,7 +69,7 @@ class ObjectWriter {
                            is_list ? fmt::format(R"("index":{},)", place) : "", DumpJson(TextOf(request_, sample, tokenizer_)),
                            DumpJson(sample.token_ids), DumpJson(request_.client_id.empty() ? facts_.id : request_.client_id),
                            DumpJson(FinishReasonOf(request_, sample)), usage.prompt, sample.token_ids.size(), usage.cached,
-                           DumpJson(VersionName(facts_, sample.versions.empty() ? 0 : sample.versions.back().version)),
+                           DumpJson(VersionName(facts_, sample.versions.empty() ? sample.version : sample.versions.back().version)),
                            DumpJson(VersionsOf(sample, facts_))));
     if (request_.logprobs) AddLogprobs(sample, parts);
     parts->Add("}}");

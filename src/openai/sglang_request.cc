@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "core/json.h"
 #include "openai/field_reader.h"
 #include "openai/prompt_fields.h"
 
@@ -16,13 +17,14 @@ namespace coppice::openai {
 namespace {
 
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 constexpr int32_t kMaxNewTokens = 128;  // SGLang's default
 
 struct SglangField {
   const char *sglang, *completion;
 };
-// Of sampling_params. Names that a completion does not know either are refused, or ignored and told, by its rules.
+// Of sampling_params. Names that a completion does not know either are refused, or ignored and reported, by its rules.
 constexpr SglangField kSglangSampling[] = {{"max_new_tokens", "max_tokens"},
                                            {"min_new_tokens", "min_tokens"},
                                            {"sampling_seed", "seed"},
@@ -47,7 +49,7 @@ constexpr SglangField kSglangSampling[] = {{"max_new_tokens", "max_tokens"},
 constexpr SglangField kSglangBody[] = {
     {"stream", "stream"},   {"priority", "priority"}, {"extra_key", "cache_salt"},      {"model", "model"},
     {"timeout", "timeout"}, {"group_id", "group_id"}, {"min_answered", "min_answered"}, {"logprobs_mode", "logprobs_mode"}};
-// What says nothing of the answer, or asks for nothing.
+// Fields that change no answer here.
 constexpr const char* kSglangWithoutEffect[] = {"log_metrics",   "background",      "stream_options",
                                                 "custom_params", "stream_interval", "data_parallel_rank"};
 constexpr const char* kUnsupported[] = {
@@ -121,6 +123,15 @@ void TakeSampling(FieldReader& fields, const json* given, json* completion, Sgla
   if (const BodyError wrong = params.Finish(); !wrong.status.ok()) fields.FailWithin(kName, wrong);
 }
 
+// Of what each of several prompts has a copy of: `common`, and `sampling` where it is one for all.
+void CheckCopies(FieldReader& fields, size_t prompts, const json& common, const json* sampling) {
+  if (prompts < 2) return;  // there are none, and nothing is written to be measured
+  const size_t bytes =
+      DumpJson(ordered_json(common)).size() + (sampling && sampling->is_object() ? DumpJson(ordered_json(*sampling)).size() : 0);
+  const Status fits = CheckRepeated("sampling_params and other fields beside the prompts have", bytes, "for", prompts);
+  if (!fits.ok()) fields.Fail("sampling_params", fits);
+}
+
 bool HasSeed(const json& completion) { return completion.contains("seed"); }
 
 bool IsSameForm(const OpenAiRequest& a, const OpenAiRequest& b) {
@@ -153,6 +164,17 @@ BodyError InWordsOfSglang(BodyError error) {
   return error;
 }
 
+BodyError CheckLogprobStart(const OpenAiRequest& prompt) {
+  const int32_t begin = prompt.request.prompt_logprobs_begin;
+  const int64_t length = std::ssize(prompt.request.prompt_ids);
+  if (!prompt.sglang || begin <= length) return {};
+  return {
+      InvalidArgument(fmt::format("logprob_start_len is {} and the prompt has {} tokens, expected at most as many, or -1 (none of "
+                                  "the prompt)",
+                                  begin, length)),
+      "logprob_start_len"};
+}
+
 std::optional<SglangRequests> ParseSglang(const json& body, const OpenAiRequestParser& parser, BodyError* error) {
   if (!body.is_object()) {
     (void)RefuseBody(body, error);
@@ -180,6 +202,8 @@ std::optional<SglangRequests> ParseSglang(const json& body, const OpenAiRequestP
       fields.Expect(name, *value, "it absent: it is not supported");
   }
 
+  CheckCopies(fields, count, common, sampling);
+
   std::vector<json> completions;
   std::vector<std::string> ids;
   std::vector<int32_t> begins;
@@ -199,7 +223,7 @@ std::optional<SglangRequests> ParseSglang(const json& body, const OpenAiRequestP
     FieldReader own(values);
     bool logprobs = false;
     int32_t start = -1, top = 0;
-    own.Take("rid", &ids.emplace_back());
+    own.TakeClientId("rid", &ids.emplace_back());
     own.Take("return_logprob", &logprobs);
     own.Take("logprob_start_len", &start);
     own.Take("top_logprobs_num", &top);
@@ -223,6 +247,7 @@ std::optional<SglangRequests> ParseSglang(const json& body, const OpenAiRequestP
       if (error->param == "text" && form.by_ids) error->param = "input_ids";
       return std::nullopt;
     }
+    parsed->RenameOutputField([](const std::string& field) { return InWordsOfSglang({.param = field}).param; });
     parsed->client_id = std::move(ids[i]);
     form.is_list |= parsed->choices > 1;
     requests.prompts.push_back(*std::move(parsed));

@@ -11,7 +11,7 @@
 
 namespace coppice::openai {
 
-// What the answer depends on beside the samples.
+// Fields that the answer depends on beside the samples.
 struct SglangForm {
   bool is_list = false;              // of answers: the body has a list of prompts, or asks for several samples
   bool by_ids = false;               // the prompt is input_ids
@@ -31,6 +31,8 @@ struct SglangRequests {
 // logprob_start_len, top_logprobs_num, return_text_in_logprobs; stream, rid, priority, extra_key (a cache_salt); extensions
 // timeout, group_id, min_answered, logprobs_mode. On an error, `error->param` names the field.
 std::optional<SglangRequests> ParseSglang(const nlohmann::json& body, const OpenAiRequestParser& parser, BodyError* error);
+// Of a request whose prompt is set: whether its log-probabilities begin within the prompt, or right behind it.
+BodyError CheckLogprobStart(const OpenAiRequest& prompt);
 // An error of the completion that such a request is, by the body's names.
 BodyError InWordsOfSglang(BodyError error);
 

@@ -76,6 +76,7 @@ std::optional<GrammarSource> TakeStructuredOutputs(FieldReader& fields, const st
     if (!choices) parts.Expect("choice", *list, "a list of texts, none of them empty");
     if (choices) found.push_back({GrammarKind::kEbnf, ChoiceGrammar(*choices)});
   }
+  if (const json* tag = parts.Find("structural_tag")) parts.Expect("structural_tag", *tag, "it absent: it is not supported");
   // How vLLM's own backends go about it; here one does.
   for (const char* const name : {"disable_any_whitespace", "disable_additional_properties", "disable_fallback",
                                  "whitespace_pattern", "_backend", "_backend_was_auto", "backend"}) {

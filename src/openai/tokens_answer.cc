@@ -42,7 +42,7 @@ std::string HeadOf(const OpenAiRequest& request, const ResponseFacts& facts) {
                      request.token_route->with_text ? "text" : "tokens");
 }
 
-// What a choice ends with; null while it goes on.
+// The last fields of a choice; finish_reason is null while it goes on.
 std::string EndOf(const OpenAiRequest& request, const Sample& sample, const ResponseFacts& facts) {
   if (!sample.finish_reason) return R"(,"finish_reason":null)";
   return fmt::format(R"(,"finish_reason":"{}","stop_reason":{},"weight_versions":{})", ReasonOf(*sample.finish_reason, 0),
@@ -136,8 +136,8 @@ TokensStream::TokensStream(const OpenAiRequest* request, const ResponseFacts& fa
     : request_(request),
       facts_(facts),
       head_(HeadOf(*request, facts)),
-      tells_prompt_(request->return_token_ids),
-      told_(static_cast<size_t>(request->request.n)) {
+      reports_prompt_(request->return_token_ids),
+      written_(static_cast<size_t>(request->request.n)) {
   for (int32_t i = 0; i < request->request.n; ++i) samples_.push_back({.index = i});
 }
 
@@ -145,12 +145,12 @@ void TokensStream::Append(const StreamEvent& event, std::string* out) {
   Sample& sample = samples_[static_cast<size_t>(event.index)];
   sample.Append(event);
   if (!event.finish_reason && (request_->token_route->final_only || event.token_ids.empty())) return;
-  size_t& told = told_[static_cast<size_t>(event.index)];
+  size_t& written = written_[static_cast<size_t>(event.index)];
   fmt::format_to(std::back_inserter(*out), R"(data: {},"choices":[{{"index":{}{},"token_ids":[)", head_, sample.index,
                  EndOf(*request_, sample, facts_));
   const auto add_each = [&](const auto& append) {
-    for (size_t i = told; i < sample.token_ids.size(); ++i) {
-      if (i > told) *out += ',';
+    for (size_t i = written; i < sample.token_ids.size(); ++i) {
+      if (i > written) *out += ',';
       append(i);
     }
   };
@@ -164,10 +164,10 @@ void TokensStream::Append(const StreamEvent& event, std::string* out) {
   } else {
     *out += R"(,"logprobs":null}])";
   }
-  if (std::exchange(tells_prompt_, false)) *out += R"(,"prompt_token_ids":)" + DumpJson(request_->prompt_ids);
+  if (std::exchange(reports_prompt_, false)) *out += R"(,"prompt_token_ids":)" + DumpJson(request_->prompt_ids);
   *out += "}\n\n";
-  for (; told < sample.token_ids.size(); ++told) {
-    if (told < sample.top_logprobs.size()) sample.top_logprobs[told] = {};
+  for (; written < sample.token_ids.size(); ++written) {
+    if (written < sample.top_logprobs.size()) sample.top_logprobs[written] = {};
   }
 }
 

@@ -28,12 +28,12 @@ class TokensStream final : public AnswerStream {
   const OpenAiRequest* request_;
   const ResponseFacts facts_;
   const std::string head_;  // of every object, up to the choices
-  bool tells_prompt_ = false;
-  std::vector<Sample> samples_;  // what is told of them is let go, but for their tokens
-  std::vector<size_t> told_;     // tokens of each
+  bool reports_prompt_ = false;
+  std::vector<Sample> samples_;  // sent parts are let go, but for their tokens
+  std::vector<size_t> written_;  // tokens of each
 };
 
-// What ended a sample: a stop string, the id of a token of stop_token_ids, or null.
+// The stop of a sample: a stop string, the id of a token of stop_token_ids, or null.
 nlohmann::ordered_json StopReasonOf(const Request& request, const Sample& sample);
 // The versions of weights that chose the tokens: [{"version": "3", "start": 0, "end": 17}].
 nlohmann::ordered_json VersionsOf(const Sample& sample, const ResponseFacts& facts);

@@ -22,14 +22,14 @@ constexpr const char* kTokensSampling[] = {
     "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
     "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens", "logprobs", "logprobs_mode", "prompt_logprobs", "logit_bias",
     "structured_outputs",
-    // What changes the answer and is not supported is refused by these names.
+    // Unsupported fields that change the answer are refused by these names.
     "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "logits_processors", "thinking_token_budget"};
 constexpr const char* kTokensBody[] = {
     "model",        "stream",  "stream_options", "cache_salt", "cache_private_begin", "return_token_ids",
     "min_answered", "timeout", "group_id"};
-// Of sampling_params: what changes the text alone.
+// Of sampling_params: fields that change the text alone.
 constexpr const char* kOfText[] = {"include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"};
-// Of sampling_params: what changes no answer here.
+// Of sampling_params: fields that change no answer here.
 constexpr const char* kTokensWithoutEffect[] = {"detokenize", "flat_logprobs", "array_logprobs",
                                                 "extra_args", "skip_clone",    "skip_reading_prefix_cache"};
 
@@ -44,7 +44,7 @@ std::optional<int32_t> OutputKindOf(const json& value) {
   return found == std::end(kNames) ? std::nullopt : std::optional(static_cast<int32_t>(found - std::begin(kNames)));
 }
 
-// A stream tells what is new, whether cumulative or delta is asked for, as in vLLM.
+// A stream reports what is new, whether cumulative or delta is asked for, as in vLLM.
 void TakeOutputKind(FieldReader& params, TokensForm* form) {
   const json* value = params.Find("output_kind");
   if (!value) return;
@@ -99,7 +99,7 @@ std::optional<OpenAiRequest> ParseTokens(const json& body, const OpenAiRequestPa
     if (const json* value = fields.Find(name)) completion[name] = *value;
   }
   std::string id, mode = "tokens", logprobs_format = "openai";
-  fields.Take("request_id", &id);
+  fields.TakeClientId("request_id", &id);
   fields.Take("output_mode", &mode);
   if (mode != "tokens" && mode != "text") fields.Expect("output_mode", mode, "tokens or text");
   form->with_text = mode == "text";
@@ -136,6 +136,7 @@ std::optional<OpenAiRequest> ParseTokens(const json& body, const OpenAiRequestPa
     *error = InWordsOfTokens(std::move(*error));
     return std::nullopt;
   }
+  parsed->RenameOutputField([](const std::string& field) { return InWordsOfTokens({.param = field}).param; });
   parsed->request.ranks |= parsed->logprobs;
   parsed->client_id = std::move(id);
   parsed->token_route = std::move(form);

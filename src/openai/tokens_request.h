@@ -11,7 +11,7 @@
 
 namespace coppice::openai {
 
-// What the answer depends on beside the samples.
+// Fields that the answer depends on beside the samples.
 struct TokensForm {
   bool with_text = false;   // output_mode text
   bool final_only = false;  // of a stream: an object a choice, at its end (output_kind 2)

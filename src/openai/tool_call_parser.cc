@@ -12,7 +12,7 @@ bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
 ToolCallParser::ToolCallParser(const ToolCalls* tools)
     : tools_(*tools), state_(tools->format.style == ToolCallStyle::kLlama ? State::kBare : State::kText) {
-  ParsedOutput nothing;  // a mark alone tells nothing
+  ParsedOutput nothing;  // a mark alone says nothing
   Push(tools->begun, &nothing);
 }
 
@@ -61,10 +61,10 @@ void ToolCallParser::PutText(char c, ParsedOutput* out) {
   const bool begins = c == mark.front(), is_space = IsSpace(c);
   spaces_ = begins ? 0 : is_space ? (matched_ == 0 ? spaces_ + 1 : 1) : 0;
   matched_ = begins;
-  const size_t told = held_.size() - spaces_ - matched_;
-  if (told == 0) return;
-  out->content.append(held_, 0, told);
-  held_.erase(0, told);
+  const size_t ready = held_.size() - spaces_ - matched_;
+  if (ready == 0) return;
+  out->content.append(held_, 0, ready);
+  held_.erase(0, ready);
 }
 
 // The output's beginning, where a call has no mark or one that may be left out.

@@ -1,5 +1,5 @@
-// Takes calls of tools out of a model's output as it comes: what is text of the answer goes on at once, what may become the mark of
-// a call waits until that is decided, and a call's arguments go on as they are written. What looks like a call and is none is text.
+// Takes calls of tools out of a model's output as it comes: text of the answer goes on at once, the possible mark of a call
+// waits until that is decided, and a call's arguments go on as they are written. Text that looks like a call and is none is text.
 // Layer: openai.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace coppice::openai {
 
-// What an answer is allowed to call, and how the model writes it.
+// The tools that an answer may call, and how the model writes calls.
 struct ToolCalls {
   ToolCallFormat format;
   std::set<std::string, std::less<>> names;
@@ -23,7 +23,7 @@ struct ToolCalls {
   std::string begun;
 };
 
-// What a piece of output brought.
+// The result of a piece of output.
 struct ParsedOutput {
   struct Call {
     int32_t index = 0;
@@ -65,7 +65,7 @@ class ToolCallParser {
   bool IsAllowed(const std::string& name) const;
   void OpenCall(ParsedOutput* out);
   void AddArguments(ParsedOutput* out);
-  // What was held is text, and so is what comes, up to the next mark.
+  // Held characters are text, and so are those that come, up to the next mark.
   void GiveUp(ParsedOutput* out);
 
   const ToolCalls& tools_;
@@ -74,7 +74,7 @@ class ToolCallParser {
   std::string held_;                                       // what may yet become a part of a call, or the white space before one
   size_t matched_ = 0;                                     // characters of a mark, at the end of held_
   size_t spaces_ = 0;                                      // white space before those
-  bool in_list_ = false, open_ = false, dropped_ = false;  // open_: the call was told; dropped_: it is one too many
+  bool in_list_ = false, open_ = false, dropped_ = false;  // open_: the call was reported; dropped_: it is one too many
   int32_t num_calls_ = 0;
 };
 

@@ -95,18 +95,18 @@ TEST(ToolCallParser, Hermes) {
       // Strings with braces, quotes and marks.
       {R"(<tool_call>{"name": "weather", "arguments": {"q": "a \"}]} \\", "m": "</tool_call>"}}</tool_call>)",
        "\nweather({\"q\": \"a \\\"}]} \\\\\", \"m\": \"</tool_call>\"})"},
-      // The other order, another name of the arguments, members that nobody asked for, names written with escapes.
+      // The other order, another name of the arguments, members that were not asked for, names written with escapes.
       {R"(<tool_call>{"arguments": {"a": 1}, "name": "weather"}</tool_call>)", "\nweather({\"a\": 1})"},
       {R"(<tool_call>{"id": 7, "type": "function", "name": "we\u0061ther", "parameters": {"a": 1}, "x": [{}]}</tool_call>)",
        "\nweather({\"a\": 1})"},
-      // Arguments that are a string, nothing, or no object; a name that nobody gave is the caller's to see.
+      // Arguments that are a string, nothing, or no object; an unknown name is the caller's to see.
       {R"(<tool_call>{"name": "weather", "arguments": "{\"a\": \"b\"}"}</tool_call>)", "\nweather({\"a\": \"b\"})"},
       {R"(<tool_call>{"name": "weather", "arguments": null}</tool_call>)", "\nweather({})"},
       {R"(<tool_call>{"name": "weather"}</tool_call>)", "\nweather({})"},
       {R"(<tool_call>{"name": "weather", "arguments": [1,2] }</tool_call>)", "\nweather([1,2])"},
       {R"(<tool_call>{"name": "weather", "arguments": 12}</tool_call>)", "\nweather(12)"},
       {R"(<tool_call>{"name": "rain", "arguments": {}}</tool_call>)", "\nrain({})"},
-      // Arguments that are no JSON are told as they were written.
+      // Arguments that are no JSON are reported as they were written.
       {R"(<tool_call>{"name": "weather", "arguments": {city: Rome,}}</tool_call>)", "\nweather({city: Rome,})"},
       // No end mark, text behind a call, a mark alone.
       {"<tool_call>{\"name\": \"weather\", \"arguments\": {}}\n<tool_call>{\"name\": \"time\"}", "\nweather({})\ntime({})"},

@@ -1,5 +1,5 @@
-// What a chat completion's request says of tools: `tools`, `tool_choice`, `parallel_tool_calls`. Their forms are checked here; what
-// the model makes of them is others' (tool_call_format.h, tool_grammar.h).
+// Fields of a chat completion's request about tools: `tools`, `tool_choice`, `parallel_tool_calls`. Their forms are checked here;
+// what the model makes of them is others' (tool_call_format.h, tool_grammar.h).
 // Layer: openai.
 #pragma once
 
@@ -17,7 +17,7 @@ inline constexpr size_t kMaxTools = 128;
 struct ToolFunction {
   std::string name;
   nlohmann::ordered_json parameters;  // a JSON schema; null: it has none
-  bool strict = false;                // its arguments follow the schema, whoever chose to call it
+  bool strict = false;                // its arguments follow the schema, whether the client or the model chose the call
   bool loose = false;                 // "strict": false was said: they need not even where a call is required
 };
 
@@ -30,7 +30,7 @@ struct ToolFields {
   std::string named;  // with kNamed: the function
   bool parallel = true;
 
-  // The model is shown the tools, and what it calls is told as calls. With kNone it is not, so that it calls none.
+  // The model is shown the tools, and what it calls is reported as calls. With kNone it is not, so that it calls none.
   bool used() const { return !functions.empty() && choice != Choice::kNone; }
 };
 

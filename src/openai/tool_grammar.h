@@ -1,4 +1,4 @@
-// What bounds an output so that the calls in it are valid: a grammar over the whole output, in which each call's arguments follow
+// The bound of an output whose calls are valid: a grammar over the whole output, in which each call's arguments follow
 // its function's JSON schema.
 // Layer: openai.
 #pragma once
@@ -16,8 +16,8 @@ namespace coppice::openai {
 // The grammar of the output where `tools` or `content` bound it; nothing where the model is free. `content`: what an answer without
 // calls looks like (response_format, regex, grammar), or null. `*begun`: the mark that the prompt is to end with, since it is a
 // control token, which no grammar knows; else empty.
-// On an error, `error->param` names the field, response_format whichever gave `content`: a schema that the grammar cannot follow,
-// or a style of calls in which they cannot be told from text while they are written.
+// On an error, `error->param` names the field, response_format or whichever gave `content`: a schema that the grammar cannot
+// follow, or a style of calls in which they cannot be distinguished from text while they are written.
 std::optional<GrammarSource> ToolGrammar(const ToolFields& tools, const ToolCallFormat& format, const GrammarSource* content,
                                          std::string* begun, BodyError* error);
 

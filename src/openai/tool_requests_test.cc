@@ -199,7 +199,7 @@ TEST(ToolRequests, CallsAndTheirResultsAreMessages) {
               HasSubstr(R"([TOOL_CALLS][{"name": "weather", "arguments": {"town": "Rome", "days": 1}, "id": "a1b2c3d4e"}])"));
   EXPECT_THAT(*Model("llama-3.1-instruct").Parsed(body).text,
               HasSubstr(R"({"name": "weather", "parameters": {"town": "Rome", "days": 1}})"));
-  // What a model wrote that is no JSON object goes back as it was; no arguments are none.
+  // Arguments that are no JSON object go back as the model wrote them; empty ones become an empty object.
   const auto with = [](const char* arguments) {
     return json({{"messages",
                   json::array({{{"role", "assistant"},

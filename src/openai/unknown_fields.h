@@ -1,5 +1,5 @@
 // Fields of a request that this server does not know. Clients send what other servers read, so most are left out of account, and
-// told; what would change the answer is refused. Layer: openai.
+// reported; what would change the answer is refused. Layer: openai.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ enum class UnknownFields : uint8_t { kIgnore, kRefuse };
 // "ignore" or "refuse".
 Result<UnknownFields> ParseUnknownFields(std::string_view name);
 
-// What becomes of the unknown fields of one request, and which there were.
+// The unknown fields of one request, and their fate.
 struct UnknownFieldsOf {
   UnknownFields rule = UnknownFields::kRefuse;
   std::vector<std::string> ignored = {};  // where they lie, such as "logit_scale" or "messages[0].mood"
@@ -28,7 +28,7 @@ struct UnknownFieldsOf {
 // whatever the rule; OK where its value asks for nothing. Nothing: no server reads a field of that name, as far as is known here.
 std::optional<Status> CheckEffect(const std::string& name, const nlohmann::json& value);
 
-// What was ignored in a file of requests.
+// The ignored fields of a file of requests.
 class IgnoredFields {
  public:
   void Add(const std::vector<std::string>& fields);

@@ -42,7 +42,7 @@ Result<std::unique_ptr<NcclRank>> NcclRank::Join(const Place& place, Device* dev
   std::unique_ptr<NcclRank> rank(new NcclRank(nccl, device));
   COPPICE_ASSIGN_OR_RETURN(rank->stream_, device->CreateStream());
   COPPICE_RETURN_IF_ERROR(rank->Keep(rank->Connect(place, may_wait)));
-  COPPICE_RETURN_IF_ERROR(rank->Keep(rank->WarmUp(may_wait)));
+  if (place.warms_up) COPPICE_RETURN_IF_ERROR(rank->Keep(rank->WarmUp(may_wait)));
   return rank;
 }
 

@@ -21,13 +21,14 @@ class NcclRank {
   struct Place {
     NcclId group{};
     int rank = 1;
-    int size = 2;  // ranks of the group
+    int size = 2;          // ranks of the group
+    bool warms_up = true;  // the ranks add up a number once all have joined, as vLLM's PyNcclCommunicator makes them
   };
 
   // UNIMPLEMENTED: NCCL is not there, or does not write to the device's memory.
   static Status CheckSupported(DeviceKind kind);
-  // Returns when all ranks have joined, and have added up a number, as vLLM's PyNcclCommunicator makes them. `device` outlives the
-  // rank. Errors as CheckSupported, of the device, UNAVAILABLE with NCCL's reason, and those of `may_wait`.
+  // Returns when all ranks have joined, and have added up a number where they are to. `device` outlives the rank. Errors as
+  // CheckSupported, of the device, UNAVAILABLE with NCCL's reason, and those of `may_wait`.
   static Result<std::unique_ptr<NcclRank>> Join(const Place& place, Device* device, const MayWait& may_wait);
   // Ends the group, whatever is under way.
   ~NcclRank();

@@ -32,7 +32,7 @@ enum class Activation : uint8_t {
   kGelu,      // x / 2 (1 + erf(x / sqrt 2))
 };
 
-// What happens to a product's sums before they are stored.
+// The operation on a product's sums before they are stored.
 struct Epilogue {
   enum class Kind : uint8_t {
     kStore,     // y = x W^T + b
@@ -103,7 +103,7 @@ class Ops {
   static Result<std::unique_ptr<Ops>> Create(Device* device, const Options& options);
   virtual ~Ops() = default;
 
-  // What Pack makes of parts of these formats, for products with inputs of `dtype`.
+  // Whether Pack takes parts of these formats, and products with inputs of `dtype` are faster with them.
   virtual FormatChoice Accepts(std::span<const PartShape> parts, DType dtype, int64_t in_features,
                                PartOrder order = PartOrder::kConcatenated) const = 0;
   // Which kernels this machine runs, for `inspect` and logs: "avx512_bf16 + oneDNN brgemm".
@@ -125,7 +125,7 @@ class Ops {
   // there is no such part, its rows or format are others, or it has no bias to replace.
   virtual Status Repack(const LinearPart& with, size_t part, Weight* weight) = 0;
 
-  // What a step of so many rows multiplies, put into the stream through these Ops.
+  // Puts the products of a step of so many rows into the stream, through these Ops.
   using StepOfRows = std::function<Status(int64_t rows)>;
   // Measures with which kernels steps of 17 to `max_rows` rows, at most 2,048, are fastest, unless this machine's file says so
   // already: tens of seconds for a model of 8 thousand million weights, then nothing. Without it products run with what the
@@ -139,6 +139,8 @@ class Ops {
   // embeddings). y f32.
   virtual Status Embed(DeviceSpan<const int32_t> token_ids, const Weight& table, const EmbedArgs& args, DeviceTensor y,
                        Stream stream) = 0;
+  // x = value, everywhere. x f32 without gaps.
+  virtual Status Fill(DeviceTensor x, float value, Stream stream) = 0;
   // y[i] = x[rows[i]], of one dtype.
   virtual Status Gather(ConstDeviceTensor x, DeviceSpan<const int32_t> rows, DeviceTensor y, Stream stream) = 0;
   // y[i] = norm(x[r]) with r = rows[i], or i if `rows` is empty. x f32; y f32 or the compute dtype.

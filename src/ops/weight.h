@@ -29,14 +29,14 @@ struct CodedFormat {
 // The blocks of a quantised file, each row whole blocks. All products read them.
 struct BlocksFormat {
   BlockFormat format = BlockFormat::kQ8_0;
-  // Products may bring their input to 8 bits, of which a block of 32 has its own range, where that is faster. What it costs:
+  // Products may bring their input to 8 bits, of which a block of 32 has its own range, where that is faster. Its error:
   // docs/numerics.md. Not in the deterministic mode.
   bool coarse_input = false;
   bool operator==(const BlocksFormat&) const = default;
 };
 using WeightFormat = std::variant<DenseFormat, CodedFormat, BlocksFormat>;
 
-// What of a part Ops::Accepts looks at.
+// The properties of a part that Ops::Accepts depends on.
 struct PartShape {
   int64_t rows = 0;
   WeightFormat format;
@@ -65,7 +65,7 @@ enum class PartOrder : uint8_t {
   kGateUp,        // two parts of equal rows, consumed by Epilogue::kGated
 };
 
-// What an implementation of Ops makes of formats.
+// Whether an implementation of Ops takes formats, and prefers them.
 struct FormatChoice {
   bool taken = false;      // Pack takes such parts
   bool preferred = false;  // and products with them are faster than with dense ones
@@ -91,7 +91,7 @@ class Weight {
   bool is_dense_ = true;
 };
 
-// What Ops::Repack refuses before anything changes.
+// The errors of Ops::Repack that are found before anything changes.
 Status CheckRepack(const Weight& weight, const LinearPart& with, size_t part, bool has_bias);
 
 }  // namespace coppice::ops

@@ -15,9 +15,11 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "attention/forest.h"
 #include "attention/owned_forest.h"
 #include "coppice/attention/attention.h"
 #include "coppice/attention/dlpack.h"
@@ -26,6 +28,7 @@
 #include "python/errors.h"
 #include "python/process_check.h"
 #include "python/tensor.h"
+#include "python/unlocked.h"
 
 namespace coppice::python {
 namespace {
@@ -115,23 +118,42 @@ auto ToSpan(const Array& array) {
   return std::span(array.data(), array.size());
 }
 
-// Who shares which KV. `edits` counts changes, so that a plan knows whether it has seen them.
+// Waits for the lock without the GIL, which the thread that has the lock may need.
+std::unique_lock<std::mutex> Locked(std::mutex& mutex) {
+  std::unique_lock lock(mutex, std::try_to_lock);
+  if (!lock) Unlocked([&] { lock.lock(); });
+  return lock;
+}
+
+// Which requests share which KV. `edits` counts changes, so that a plan knows whether it has seen them. `reading`: held while a
+// plan reads it, and for a change; behind PyContext::running where both are.
 struct PyForest {
   OwnedForest forest;
   uint64_t edits = 0;
+  std::mutex reading;
 
-  int32_t AddNode(int32_t parent, int32_t begin, std::optional<int32_t> end) {
-    if (parent != attention::kNoParent) CheckIndex("parent", parent, forest.node_parent.size());
+  int32_t AddNode(std::optional<int32_t> parent, int32_t begin, std::optional<int32_t> end) {
+    const std::unique_lock lock = Locked(reading);
+    if (parent) CheckIndex("parent", *parent, forest.node_parent.size());
+    if (end && *end < begin) throw nb::value_error(fmt::format("end={}: expected begin={} or more", *end, begin).c_str());
     Changed();
-    return forest.AddNode(parent, begin, end.value_or(attention::kLive));
+    return forest.AddNode(parent.value_or(attention::kNoParent), begin, end.value_or(attention::kLive));
   }
   int32_t AddBranch(int32_t node, int32_t kv_len, const std::vector<int32_t>& pages, int32_t query_count) {
+    const std::unique_lock lock = Locked(reading);
     CheckIndex("node", node, forest.node_parent.size());
+    const int32_t rows = forest.branch_node.empty() ? 0 : forest.branch_query_begin.back() + forest.branch_query_count.back();
+    if (query_count < 0 || query_count > attention::kMaxRows - rows) {
+      throw nb::value_error(fmt::format("query_count={}: expected 0 to {}, since the branches so far have {} queries", query_count,
+                                        attention::kMaxRows - rows, rows)
+                                .c_str());
+    }
     Changed();
     return forest.AddBranch(node, kv_len, query_count, pages);
   }
   void AddPageTables(const HostInts& pages, const HostOffsets& begin, const HostOffsets& end, const HostInts& kv_lens,
                      const HostInts& query_counts) {
+    const std::unique_lock lock = Locked(reading);
     Changed();
     ThrowIfError(attention::AddPageTables({.pages = ToSpan(pages),
                                            .begin = ToSpan(begin),
@@ -141,6 +163,7 @@ struct PyForest {
                                           forest));
   }
   void SetLength(int32_t branch, int32_t kv_len) {
+    const std::unique_lock lock = Locked(reading);
     CheckIndex("branch", branch, forest.branch_node.size());
     ++edits;
     forest.branch_kv_len[branch] = kv_len;
@@ -230,7 +253,7 @@ class PyKv {
     attention::Context& context = context_->context();
     Status status;
     {
-      const nb::gil_scoped_release release;
+      const GilRelease release;
       const std::lock_guard lock(context_->running());
       status = context.AppendKv(spec, view_, args, reinterpret_cast<Stream>(stream));
     }
@@ -258,6 +281,17 @@ class PyKv {
   std::vector<std::unique_ptr<BoundKv>> bound_;
 };
 
+// The option `name`; TypeError: it is of another type.
+template <class T>
+T TakeOption(const nb::dict& options, const char* name, const char* expected) {
+  const nb::object value = options[name];
+  T taken;
+  if (!nb::try_cast<T>(value, taken)) {
+    throw nb::type_error(fmt::format("{}={}: expected {}", name, nb::cast<std::string>(nb::repr(value)), expected).c_str());
+  }
+  return taken;
+}
+
 DType ParseDType(const char* name, const std::string& text) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     if (Name(dtype) == text) return dtype;
@@ -269,19 +303,19 @@ class PyPlan {
  public:
   PyPlan(std::shared_ptr<PyContext> context, const nb::dict& options) : context_(std::move(context)) {
     const auto number = [&]<class T>(const char* name, T* out) {
-      const nb::object value = options[name];
-      if (!nb::try_cast<T>(value, *out))
-        throw nb::type_error(fmt::format("{}={}: expected a number", name, nb::cast<std::string>(nb::repr(value))).c_str());
+      *out = TakeOption<T>(options, name, std::is_integral_v<T> ? "a number without fraction, below 2^31" : "a number");
     };
+    const auto flag = [&](const char* name) { return TakeOption<bool>(options, name, "True or False"); };
+    const auto dtype = [&](const char* name) { return ParseDType(name, TakeOption<std::string>(options, name, "a string")); };
     number("num_qo_heads", &spec_.num_qo_heads);
     number("num_kv_heads", &spec_.num_kv_heads);
     number("head_dim", &spec_.head_dim);
     number("sm_scale", &spec_.sm_scale);
     number("soft_cap", &spec_.soft_cap);
     number("window", &spec_.window);
-    number("deterministic", &spec_.deterministic);
-    spec_.q_dtype = ParseDType("dtype", nb::cast<std::string>(options["dtype"]));
-    spec_.kv_dtype = ParseDType("kv_dtype", nb::cast<std::string>(options["kv_dtype"]));
+    spec_.deterministic = flag("deterministic");
+    spec_.q_dtype = dtype("dtype");
+    spec_.kv_dtype = dtype("kv_dtype");
     attention::PlanCapacity capacity;
     number("max_branches", &capacity.max_branches);
     number("max_queries", &capacity.max_queries);
@@ -289,32 +323,37 @@ class PyPlan {
     number("max_page_slots", &capacity.max_page_slots);
     number("page_size", &capacity.page_size);
     attention::PlannerOptions planner;
-    number("force_sharing", &planner.force_sharing);
-    if (!nb::cast<bool>(options["share"])) planner.policy = attention::SharePolicy::kStore;
+    planner.force_sharing = flag("force_sharing");
+    if (!flag("share")) planner.policy = attention::SharePolicy::kStore;
     plan_ = ValueOrThrow(AttentionPlan::Create(context_->context(), spec_, capacity, planner));
   }
 
   void Update(std::shared_ptr<PyForest> forest, uintptr_t stream) {
     (void)context_->context();  // whether this is its process
+    const std::unique_lock running = Locked(context_->running()), reading = Locked(forest->reading);
     ThrowIfError(plan_->Update(forest->forest.Forest()));
-    ThrowIfError(plan_->Upload(reinterpret_cast<Stream>(stream)));
     num_queries_ = forest->forest.num_queries();
     edits_ = forest->edits;
     forest_ = std::move(forest);
+    ThrowIfError(plan_->Upload(reinterpret_cast<Stream>(stream)));
   }
 
-  void Run(PyKv& kv, const nb::object& q, const nb::object& out, const nb::object& lse, uintptr_t stream) {
-    if (!forest_ || forest_->edits != edits_)
-      throw nb::value_error(forest_ ? "the forest changed after plan.update(forest): update the plan first"
-                                    : "plan.update(forest) comes first");
-    if (kv.context() != context_) throw nb::value_error("kv is of another device object than the plan");
+  // Returns how many queries there were, in rows of out and lse; other rows stay as they are.
+  int32_t Run(PyKv& kv, const nb::object& q, const nb::object& out, const nb::object& lse, uintptr_t stream) {
+    (void)context_->context();
+    // Before the locks: a tensor may be computed when it is taken, by attention too.
     const auto q_array = TakeTensor<nb::ndarray<nb::ro>>("q", q);
     const auto out_array = TakeTensor<nb::ndarray<>>("out", out);
+    std::optional<nb::ndarray<>> lse_array;
+    if (!lse.is_none()) lse_array = TakeTensor<nb::ndarray<>>("lse", lse);
+    std::unique_lock running = Locked(context_->running());
+    if (!forest_) throw nb::value_error("plan.update(forest) comes first");
+    std::unique_lock reading = Locked(forest_->reading);
+    CheckForest();
+    if (kv.context() != context_) throw nb::value_error("kv is of another device object than the plan");
     const attention::RowsView q_rows = Rows("q", q_array.device_type(), q_array.device_id(), ToTensor(q_array));
     const attention::RowsView out_rows = Rows("out", out_array.device_type(), out_array.device_id(), ToTensor(out_array));
-    std::optional<nb::ndarray<>> lse_array;
-    if (!lse.is_none()) {
-      lse_array = TakeTensor<nb::ndarray<>>("lse", lse);
+    if (lse_array) {
       context_->CheckDevice("lse", lse_array->device_type(), lse_array->device_id());
       const Tensor view = ToTensor(*lse_array);
       CheckContiguous("lse", view);
@@ -330,19 +369,24 @@ class PyPlan {
                                   .out = out_rows.data,
                                   .out_row_stride = out_rows.row_stride,
                                   .lse = lse_array ? static_cast<float*>(lse_array->data()) : nullptr};
-    (void)context_->context();
-    Status status;
-    {
-      const nb::gil_scoped_release release;
-      const std::lock_guard lock(context_->running());
-      status = plan_->Run(bound, args, reinterpret_cast<Stream>(stream));
-    }
-    ThrowIfError(status);
+    const int32_t queries = num_queries_;
+    const auto run = [&] {
+      Status status = plan_->Run(bound, args, reinterpret_cast<Stream>(stream));
+      reading.unlock();  // before the GIL is taken again
+      running.unlock();
+      return status;
+    };
+    ThrowIfError(Unlocked(run));
+    return queries;
   }
 
   int32_t num_queries() const { return num_queries_; }
-  std::string Explain() const { return plan_->Explain(); }
+  std::string Explain() const {
+    CheckForest();
+    return plan_->Explain();
+  }
   nb::dict Stats() const {
+    CheckForest();
     const attention::PlanStats stats = plan_->Stats();
     nb::dict dict;
     dict["kv_tokens_read"] = stats.kv_tokens_read;
@@ -358,6 +402,11 @@ class PyPlan {
   }
 
  private:
+  // The plan reads its forest's arrays, which a change may have moved.
+  void CheckForest() const {
+    if (forest_ && forest_->edits != edits_)
+      throw nb::value_error("the forest changed after plan.update(forest): update the plan first");
+  }
   attention::RowsView Rows(const char* name, int device, int id, const Tensor& tensor) const {
     context_->CheckDevice(name, device, id);
     const attention::RowsView rows = ValueOrThrow(attention::RowsFromDlpack(tensor, name));
@@ -448,7 +497,7 @@ void MergeStates(PyContext& context, const nb::object& out, const nb::object& ls
   attention::Context& device = context.context();
   Status status;
   {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     const std::lock_guard lock(context.running());
     status = device.MergeStates(into, from, shape.shape[0], static_cast<int32_t>(shape.shape[1]),
                                 static_cast<int32_t>(shape.shape[2]), dtype, {}, reinterpret_cast<Stream>(stream));
@@ -467,10 +516,12 @@ void AddAttention(nb::module_& module) {
   nb::class_<PyForest>(module, "AttentionForest")
       .def("__init__",
            [](PyForest* self, int32_t page_size) {
+             if (page_size < 1 || page_size > 256)
+               throw nb::value_error(fmt::format("page_size={}: expected 1 to 256", page_size).c_str());
              new (self) PyForest();
              self->forest.page_size = page_size;
            })
-      .def("add_node", &PyForest::AddNode, "parent"_a, "begin"_a, "end"_a.none())
+      .def("add_node", &PyForest::AddNode, "parent"_a.none(), "begin"_a, "end"_a.none())
       .def("add_branch", &PyForest::AddBranch, "node"_a, "kv_len"_a, "pages"_a, "query_count"_a)
       .def("add_page_tables", &PyForest::AddPageTables, "pages"_a, "begin"_a, "end"_a, "kv_lens"_a, "query_counts"_a)
       .def("set_length", &PyForest::SetLength, "branch"_a, "kv_len"_a)
@@ -485,9 +536,13 @@ void AddAttention(nb::module_& module) {
         return dict;
       });
   nb::class_<PyKv>(module, "AttentionKv")
-      .def("__init__", [](PyKv* self, std::shared_ptr<PyContext> device, const nb::object& k, const nb::object& v,
-                          bool heads_first) { new (self) PyKv(std::move(device), k, v, heads_first); })
-      .def("append", &PyKv::Append, "k"_a, "v"_a, "slots"_a, "stream"_a);
+      .def(
+          "__init__",
+          [](PyKv* self, std::shared_ptr<PyContext> device, const nb::object& k, const nb::object& v, bool heads_first) {
+            new (self) PyKv(std::move(device), k, v, heads_first);
+          },
+          "device"_a, "k"_a.none(), "v"_a.none(), "heads_first"_a)
+      .def("append", &PyKv::Append, "k"_a.none(), "v"_a.none(), "slots"_a, "stream"_a);
   nb::class_<PyPlan>(module, "AttentionPlan")
       .def(nb::init<std::shared_ptr<PyContext>, const nb::dict&>(), "device"_a, "options"_a)
       .def("update", &PyPlan::Update, "forest"_a, "stream"_a)

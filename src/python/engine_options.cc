@@ -71,6 +71,10 @@ const std::map<std::string_view, Setter>& Setters() {
          TakeEnum(name, value, {SharingMode::kTree, SharingMode::kOneLevel, SharingMode::kStore, SharingMode::kNone},
                   &options->sharing);
        }},
+      {"kv_split",
+       [](const std::string& name, nb::handle value, EngineOptions* options) {
+         TakeEnum(name, value, {KvSplit::kAuto, KvSplit::kHeads, KvSplit::kTokens}, &options->kv_split);
+       }},
       {"page_size", Set<&EngineOptions::page_size>},
       {"kv_cache_bytes", Set<&EngineOptions::kv_cache_bytes>},
       {"gpu_memory_utilization", Set<&EngineOptions::gpu_memory_utilization>},

@@ -174,6 +174,9 @@ nb::dict ToDict(const ModelInfo& model) {
   dict["bos_token_id"] = model.bos_token_id;
   dict["eos_token_ids"] = model.eos_token_ids;
   dict["kv_bytes_per_token"] = model.kv_bytes_per_token;
+  dict["page_size"] = model.page_size;
+  dict["kv_split"] = Name(model.kv_split);
+  dict["kv_split_reason"] = model.kv_split_reason;
   dict["notes"] = model.notes;
   dict["kv_dtype"] = Name(model.kv_dtype);
   dict["sampling"] = ToDict(model.sampling);

@@ -29,6 +29,7 @@
 #include "python/errors.h"
 #include "python/metrics_dict.h"
 #include "python/stepped_engine.h"
+#include "python/unlocked.h"
 #include "python/weight_tensors.h"
 
 namespace coppice::python {
@@ -40,13 +41,6 @@ using std::chrono::milliseconds;
 
 // A waiting main thread learns that often of a signal.
 constexpr milliseconds kSignalPeriod{50};
-
-// Runs `work` without the GIL.
-template <class F>
-auto Unlocked(F&& work) {
-  const nb::gil_scoped_release release;
-  return work();
-}
 
 template <class T>
 nb::ndarray<nb::numpy, T, nb::ndim<1>> ToNumpy(std::vector<T> values) {
@@ -98,18 +92,20 @@ class PyCall {
   // Once; from then on Cancel and Take are of what was submitted. Python has the call before, so that no signal comes between.
   // KeyError: the sample that it is for is gone.
   void Submit() { call_ = ValueOrThrow(SampleFound(Unlocked(submitter_))); }
-  // The news as arguments of Completion; an empty list: all has been taken. KeyboardInterrupt and what else a signal's handler
-  // raises leave what runs as it is.
-  nb::list Take() {
-    if (call_->finished()) return nb::list();
+  // Puts the news behind `news`, as arguments of Completion; none: all has been taken. KeyboardInterrupt and what else a signal's
+  // handler raises leave what runs as it is; one that comes as this returns finds the news in the caller's list.
+  void Take(nb::list news) {
+    if (Finished()) return;
     while (!ValueOrThrow(Unlocked([&] { return call_->Wait(kSignalPeriod); }))) CheckSignals();
-    return TakeReady();
+    TakeReady(&news);
   }
-  // Likewise of what is there now; none where nothing is.
+  // The news that are there now; None where none are, an empty list where all has been taken.
   nb::object TakeNow() {
-    if (call_->finished()) return nb::list();
+    nb::list news;
+    if (Finished()) return news;
     if (!ValueOrThrow(Unlocked([&] { return call_->Wait(milliseconds(0)); }))) return nb::none();
-    return TakeReady();
+    TakeReady(&news);
+    return news;
   }
   // False: nothing was submitted.
   bool Cancel() {
@@ -119,15 +115,14 @@ class PyCall {
   int Descriptor() { return ValueOrThrow(call_->Descriptor()); }
 
  private:
-  nb::list TakeReady() {
-    Call::Pieces pieces = Unlocked([&] { return call_->Take(); });
-    nb::list news;
+  bool Finished() const { return ValueOrThrow(call_->Finished()); }
+  void TakeReady(nb::list* news) {
+    CallNews::Pieces pieces = Unlocked([&] { return call_->Take(); });
     for (auto& [place, piece] : pieces) {
-      // What ran out of time has what came until then; of any other failure nothing is worth having.
+      // A sample that ran out of time has its tokens until then; any other failure is thrown.
       if (!piece.status.ok() && piece.status.code() != StatusCode::kDeadlineExceeded) Throw(piece.status);
-      news.append(ToTuple(place.first, std::move(piece), call_->SampleOf(place)));
+      news->append(ToTuple(place.first, std::move(piece), call_->SampleOf(place)));
     }
-    return news;
   }
 
   Submitter submitter_;
@@ -172,7 +167,7 @@ class PyEngine {
   }
 
   PyCall Prepare(std::vector<std::string> bodies, bool whole, bool keep) {
-    const Call::Delivery delivery = DeliveryOf(whole);
+    const CallNews::Delivery delivery = DeliveryOf(whole);
     return PyCall([engine = engine_, bodies = std::move(bodies), delivery, keep]() -> Result<std::unique_ptr<Call>> {
       std::vector<Request> requests;
       for (size_t i = 0; i < bodies.size(); ++i) {
@@ -274,7 +269,7 @@ class PyEngine {
       request.pin_prompt_as = name;
       std::vector<Request> requests;
       requests.push_back(std::move(request));
-      return Call::Submit(engine, std::move(requests), Call::Delivery::kWhole);
+      return Call::Submit(engine, std::move(requests), CallNews::Delivery::kWhole);
     });
   }
   void Unpin(const std::string& name) {
@@ -337,10 +332,15 @@ class PyEngine {
       return engine.tokenizer()->Encode(text, {.add_special = add_special});
     }));
   }
-  std::string Detokenize(const std::vector<int32_t>& ids, bool keep_special) {
+  std::string Detokenize(const std::vector<int64_t>& ids, bool keep_special) {
     return ValueOrThrow(engine_->With([&](Engine& engine) -> Result<std::string> {
-      if (!engine.tokenizer()) return engine.model_info().tokenizer_status;
-      return engine.tokenizer()->Decode(ids, keep_special);
+      const ModelInfo& model = engine.model_info();
+      if (!engine.tokenizer()) return model.tokenizer_status;
+      for (size_t i = 0; i < ids.size(); ++i) {
+        if (ids[i] < 0 || ids[i] >= model.vocab_size)
+          return InvalidArgument(fmt::format("token_ids[{}] is {}, expected a token id in 0..{}", i, ids[i], model.vocab_size - 1));
+      }
+      return engine.tokenizer()->Decode(std::vector<int32_t>(ids.begin(), ids.end()), keep_special);
     }));
   }
 
@@ -350,7 +350,7 @@ class PyEngine {
   bool closed() const { return engine_->closed(); }
 
  private:
-  static Call::Delivery DeliveryOf(bool whole) { return whole ? Call::Delivery::kWhole : Call::Delivery::kPieces; }
+  static CallNews::Delivery DeliveryOf(bool whole) { return whole ? CallNews::Delivery::kWhole : CallNews::Delivery::kPieces; }
   void CheckOwn(const KeptSample& sample) const {
     if (sample.of->engine() != engine_) throw nb::value_error("the sample is of another LLM");
   }
@@ -370,7 +370,7 @@ NB_MODULE(_native, module) {
   nanobind::set_leak_warnings(false);  // what a program's global variables hold at its end is no leak of the package
   nanobind::class_<PyCall>(module, "Call")
       .def("submit", &PyCall::Submit)
-      .def("take", &PyCall::Take)
+      .def("take", &PyCall::Take, "news"_a)
       .def("take_now", &PyCall::TakeNow)
       .def("cancel", &PyCall::Cancel)
       .def("descriptor", &PyCall::Descriptor);

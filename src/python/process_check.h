@@ -12,7 +12,7 @@ namespace coppice::python {
 class ProcessCheck {
  public:
   bool here() const { return getpid() == process_; }
-  // FAILED_PRECONDITION in a process that was forked from it: threads are not, and whoever waits for them waits for ever.
+  // FAILED_PRECONDITION in a process that was forked from it: threads are not, and a wait for them never ends.
   Status Check() const {
     if (here()) return OkStatus();
     return FailedPrecondition(

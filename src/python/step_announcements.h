@@ -1,4 +1,4 @@
-// What is to be announced once the events of a step are all there. Layer: python.
+// Announcements to be made once the events of a step are all there. Layer: python.
 #pragma once
 
 #include <functional>

@@ -23,7 +23,7 @@ struct Tensor {
 
 template <class... Args>
 Tensor ToTensor(const nanobind::ndarray<Args...>& array) {
-  return {.data = const_cast<void*>(static_cast<const void*>(array.data())),  // who only reads it took a read-only array
+  return {.data = const_cast<void*>(static_cast<const void*>(array.data())),  // a function that only reads took a read-only array
           .dtype = array.dtype(),
           .ndim = static_cast<int>(array.ndim()),
           .shape = array.shape_ptr(),
@@ -36,7 +36,9 @@ template <class Array>
 Array TakeTensor(const std::string& name, nanobind::handle value) {
   Array array;
   if (!nanobind::try_cast<Array>(value, array, false)) {
-    const std::string type = nanobind::cast<std::string>(nanobind::str(nanobind::type_name(value.type())));
+    std::string type = nanobind::cast<std::string>(nanobind::str(nanobind::type_name(value.type())));
+    if (nanobind::hasattr(value, "dtype"))
+      type += " of " + nanobind::cast<std::string>(nanobind::str(nanobind::object(value.attr("dtype"))));
     throw nanobind::type_error((name + " is " + type + ", expected a tensor with DLPack or the buffer protocol" +
                                 (Array::ReadOnly ? "" : ", and one that can be written"))
                                    .c_str());

@@ -18,7 +18,7 @@
 
 namespace coppice {
 
-// What a step gave: the memory of a StepResult.
+// Results of a step: the memory of a StepResult.
 struct SampledStep {
   std::vector<TokenDraw> draws;
   std::vector<float> scores;

@@ -1,4 +1,4 @@
-// What a build without CUDA answers. Layer: runner.
+// The error of a build without CUDA. Layer: runner.
 #include "runner/device_sampler.h"
 
 namespace coppice {

@@ -1,6 +1,7 @@
 #include "runner/device_runner.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "core/check.h"
@@ -28,7 +29,8 @@ DeviceRunner::Rank::Rank(ModelParts parts, const Limits& limits)
       transformer(std::move(parts.transformer)),
       pool(std::move(parts.pool)),
       inputs(std::move(parts.inputs)),
-      plans(GroupsOf(*transformer, std::move(parts.plans))),
+      stripes(std::move(parts.stripes)),
+      plans(GroupsOf(*transformer, stripes.get(), std::move(parts.plans))),
       graphs(limits.max_graphs) {}
 
 DeviceRunner::DeviceRunner(std::vector<ModelParts> parts, std::unique_ptr<RankGroup> group, const Limits& limits)
@@ -37,7 +39,7 @@ DeviceRunner::DeviceRunner(std::vector<ModelParts> parts, std::unique_ptr<RankGr
   for (ModelParts& rank : parts) ranks_.emplace_back(std::move(rank), limits);
 }
 
-// What the streams still do writes into memory that goes now.
+// Work still under way on the streams writes into memory that is freed now.
 DeviceRunner::~DeviceRunner() { (void)SynchronizeAll(); }
 
 Status DeviceRunner::SynchronizeAll() const {
@@ -108,8 +110,8 @@ Status DeviceRunner::Begin(const StepBatch& batch, const attention::PrefixForest
   const bool computes = batch.num_rows() > 0, stands_on_failure = computes && steps_.StandsOnFailure(*step);
   if (computes && !stands_on_failure) FillRows(batch, steps_.Before(*step));
   COPPICE_RETURN_IF_ERROR(group_->Run([&](int r) -> Status {
-    StepStats of_others;  // the first rank's are the step's
-    StepStats* const stats = r == 0 ? &step->stats : &of_others;
+    ranks_[r].stats = {};
+    StepStats* const stats = r == 0 ? &step->stats : &ranks_[r].stats;  // the first rank's are the step's
     PhaseTimer phase("edit", &stats->forward_seconds);
     COPPICE_RETURN_IF_ERROR(Edit(batch, r));
     if (!computes) return OkStatus();
@@ -119,6 +121,10 @@ Status DeviceRunner::Begin(const StepBatch& batch, const attention::PrefixForest
     phase.Next("launch", &stats->forward_seconds);
     return Run(batch, rows, *step, r, stats);
   }));
+  if (ranks_.front().stripes != nullptr) {
+    reads_.Begin(KnowsSharing(ranks_.front().stripes.get()), &step->stats);
+    for (const Rank& rank : std::span(ranks_).subspan(1)) reads_.Add(rank.stats, &step->stats);
+  }
   step->computes = step->draws_come = computes;
   return OkStatus();
 }
@@ -136,13 +142,13 @@ Result<DeviceBatch> DeviceRunner::Prepare(const StepBatch& batch, const attentio
   Rank& rank = ranks_[r];
   const Stream stream = rank.stream->get();
   phase->Next("plan", &stats->plan_seconds);
-  COPPICE_RETURN_IF_ERROR(rank.uploads->Prepare(&rank.plans, forest, stream, stats));
+  COPPICE_RETURN_IF_ERROR(rank.uploads->Prepare(&rank.plans, ForestOf(rank.stripes.get(), forest), stream, stats));
   phase->Set("kv_bytes_read", stats->kv_bytes_read);
   phase->Next("upload", &stats->forward_seconds);
   phase->Set("rows", batch.num_rows());
   return rank.inputs->Upload({.token_ids = rows_.token_ids,
                               .positions = rows_.positions,
-                              .slot_mapping = rows_.slot_mapping,
+                              .slot_mapping = SlotsOf(rank.stripes.get(), rows_.slot_mapping),
                               .logit_rows = rows_.logit_rows},
                              stream);
 }
@@ -158,14 +164,14 @@ void DeviceRunner::FillRows(const StepBatch& batch, const Step& before) {
                           .draws = static_cast<int32_t>(batch.draws.size())},
                          {.rows = limits_.max_rows, .logit_rows = limits_.max_rows, .draws = limits_.max_draws},
                          batch.has_drafts ? Filling::kCoarse : Filling::kFine);
-  // Rows of no branch write no KV, and nobody reads what comes of them.
+  // Rows of no branch write no KV, and their results have no reader.
   rows_.token_ids.resize(rows_.shape.rows, 0);
   rows_.positions.resize(rows_.shape.rows, 0);
   rows_.slot_mapping.resize(rows_.shape.rows, -1);
   rows_.logit_rows.resize(rows_.shape.logit_rows, rows_.shape.rows - 1);
 }
 
-// The tokens that the step before drew are on the first rank's device, which tells the others.
+// The tokens that the step before drew are on the first rank's device, which sends them to the others.
 Status DeviceRunner::TakeDrawn(const StepBatch& batch, const DeviceBatch& rows, const Step& step, int r) {
   if (batch.drawn_tokens.empty() || !steps_.Before(step).draws_come) return OkStatus();
   const Stream stream = ranks_[r].stream->get();

@@ -48,7 +48,10 @@ class DeviceRunner final : public Runner {
   const RunnerInfo& info() const override { return info_; }
   Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) override;
   Result<StepResult> Wait(StepTicket ticket) override;
-  std::vector<attention::NodeRead> NodeReads() const override { return ranks_.front().plans.NodeReads(); }
+  std::vector<attention::NodeRead> NodeReads() const override {
+    const Rank& first = ranks_.front();
+    return KnowsSharing(first.stripes.get()) ? first.plans.NodeReads() : std::vector<attention::NodeRead>();
+  }
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
@@ -84,7 +87,9 @@ class DeviceRunner final : public Runner {
     std::unique_ptr<Transformer> transformer;
     std::unique_ptr<KvPool> pool;
     std::unique_ptr<StepInputs> inputs;
+    std::unique_ptr<StripedForest> stripes;  // null: it has all tokens of its KV heads
     LayerPlans plans;
+    StepStats stats;  // of the step under way, but of the first rank
     std::unique_ptr<PlanUploads> uploads;
     StepGraphs graphs;
   };
@@ -112,6 +117,7 @@ class DeviceRunner final : public Runner {
   const Limits limits_;
   std::unique_ptr<RankGroup> group_;  // before the transformers that it connects
   std::vector<Rank> ranks_;
+  ReadsOfRanks reads_;                      // where ranks divide tokens
   std::unique_ptr<DeviceSampler> sampler_;  // of the first rank
   LogitRows logit_rows_;
   Rows rows_;

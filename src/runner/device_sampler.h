@@ -36,15 +36,15 @@ class DeviceSampler {
   // Puts the tokens that the last step drew into their rows of `token_ids`.
   virtual Status TakeDrawn(int64_t step, std::span<const StepBatch::DrawnToken> rows, DeviceSpan<int32_t> token_ids,
                            Stream stream) = 0;
-  // What Draw and Score give: the draws and scores of the batch, from the rows that `rows` found for it; after the draws, up to
-  // `count`, draws of nothing.
+  // Sets the work of Draw and Score: the draws and scores of the batch, from the rows that `rows` found for it; after the draws, up
+  // to `count`, draws of nothing.
   virtual Status SetWanted(int64_t step, const StepBatch& batch, const LogitRows& rows, int32_t count, Stream stream) = 0;
   // Of the last SetWanted: whether its draws look at temperature and filters alone, for which there is a faster kernel.
   virtual bool draws_plainly() const = 0;
   // Draws from the rows that `rows` found beginning with `first`: `logits` [.., vocab] f32 are theirs. All rows may come in one
   // call, or in several. May be captured into a graph, which then draws what the last SetWanted said: of that count, and as plain.
   virtual Status Draw(const ConstDeviceTensor& logits, int32_t first, int32_t count, Stream stream) = 0;
-  // What the batch selects of the continuations of beams that its draws have found. Not to be captured. Behind the last Draw.
+  // Selects, as the batch asks, among the continuations that its draws have found. Not to be captured. Behind the last Draw.
   virtual Status Select(Stream stream) = 0;
   // Of all scores of the batch, those that look at the rows that `logits` are of, as for Draw.
   virtual Status Score(const ConstDeviceTensor& logits, int32_t first, Stream stream) = 0;

@@ -1,4 +1,4 @@
-// What a draft model's tokens were drawn from, where its runner leaves it for the target's: rows of [vocab] probabilities that both
+// Distributions of a draft model's tokens, where its runner leaves them for the target's: rows of [vocab] probabilities that both
 // name by number, so that no engine carries them. In the memory of the device that both run on. Layer: runner.
 #pragma once
 

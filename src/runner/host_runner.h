@@ -24,7 +24,7 @@ class HostRunner : public Runner {
   const RunnerInfo& info() const final { return info_; }
   Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) final;
   Result<StepResult> Wait(StepTicket ticket) final;
-  std::vector<attention::NodeRead> NodeReads() const final { return plans_.NodeReads(); }
+  std::vector<attention::NodeRead> NodeReads() const override { return plans_.NodeReads(); }
 
  protected:
   struct Parts {

@@ -28,7 +28,9 @@ Result<std::unique_ptr<KvPool>> KvPool::Create(Device* device, attention::Contex
   const attention::AttentionSpec& first = shape.specs.front();
   const attention::KvPoolShape layer_shape = LayerShape(first, shape.num_pages, shape.page_size);
   const Shape::Heads all = {.count = first.num_kv_heads, .total = first.num_kv_heads};
-  std::unique_ptr<KvPool> pool(new KvPool(device, context, first, layer_shape, shape.heads.total == 0 ? all : shape.heads));
+  TokenStripe stripe = shape.stripe;
+  stripe.page_size = shape.page_size;
+  std::unique_ptr<KvPool> pool(new KvPool(device, context, first, layer_shape, shape.heads.total == 0 ? all : shape.heads, stripe));
   for (const int32_t group : shape.layer_groups) {
     Result<DeviceMemory> memory = device->Allocate(layer_shape.bytes(), MemoryKind::kKv);
     if (!memory.ok()) {
@@ -73,7 +75,8 @@ void KvPool::ForEachRow(int32_t begin, int32_t num_tokens, const Visit& visit) c
   for (int64_t plane = 0; plane < 2; ++plane) {  // K, V: planes of a head in the native layout
     const int64_t plane_offset = plane * shape_.page_size * head_dim;
     for (int32_t token = begin; token < num_tokens; ++token) {
-      const int64_t page = (token - begin) / shape_.page_size, slot = token % shape_.page_size;
+      const int64_t slot = stripe_.Slot(token % stripe_.whole_page_size()), page = (token - begin) / stripe_.whole_page_size();
+      if (slot < 0) continue;  // another rank's
       for (int64_t head = 0; head < heads_.count; ++head) {
         const int64_t staged = page * view.page_stride + head * view.head_stride + plane_offset + slot * view.slot_stride;
         const int64_t flat = ((plane * num_tokens + token) * heads_.total + heads_.first + head) * head_dim;
@@ -85,7 +88,7 @@ void KvPool::ForEachRow(int32_t begin, int32_t num_tokens, const Visit& visit) c
 
 Status KvPool::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv, Stream stream) const {
   if (heads_.is_copy) return OkStatus();
-  pages = pages.first(CeilDiv(num_tokens, shape_.page_size));
+  pages = pages.first(CeilDiv(num_tokens, stripe_.whole_page_size()));
   COPPICE_ASSIGN_OR_RETURN(const DeviceMemory staging, device_->Allocate(pages.size() * page_bytes(), MemoryKind::kHostPinned));
   const size_t layer_bytes = kv.size() / layers_.size(), row_bytes = shape_.head_dim * SizeOf(shape_.dtype);
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
@@ -99,9 +102,9 @@ Status KvPool::ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::s
 Status KvPool::WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv,
                        Stream stream) {
   if (begin >= num_tokens) return OkStatus();
-  pages = pages.first(CeilDiv(num_tokens - begin, shape_.page_size));
+  pages = pages.first(CeilDiv(num_tokens - begin, stripe_.whole_page_size()));
   // The last page may have tokens of others behind ours: what it holds now is kept.
-  const bool partial = num_tokens % shape_.page_size != 0;
+  const bool partial = num_tokens % stripe_.whole_page_size() != 0;
   COPPICE_ASSIGN_OR_RETURN(const DeviceMemory staging, device_->Allocate(pages.size() * page_bytes(), MemoryKind::kHostPinned));
   const size_t layer_bytes = kv.size() / layers_.size(), row_bytes = shape_.head_dim * SizeOf(shape_.dtype);
   for (size_t layer = 0; layer < layers_.size(); ++layer) {

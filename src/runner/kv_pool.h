@@ -12,6 +12,7 @@
 #include "coppice/attention/attention.h"
 #include "coppice/core/status.h"
 #include "core/device.h"
+#include "runner/token_stripe.h"
 
 namespace coppice {
 
@@ -22,7 +23,8 @@ class KvPool {
     // One per layer group: alike but for their windows.
     std::span<const attention::AttentionSpec> specs;
     std::span<const int32_t> layer_groups;  // of each layer
-    int32_t num_pages = 0, page_size = 16;
+    int32_t num_pages = 0, page_size = 16;  // slots of a page that the pool has
+    TokenStripe stripe = {};  // the tokens that it has, where it is one of several ranks'; its page_size is not looked at
     // The heads of a model that the pool has where it is one of several ranks': its first `count` heads are those from `first` on
     // of `total`, its others are padding. total 0: it has all. A copy: another rank has them too, and is the one that is read.
     struct Heads {
@@ -41,8 +43,8 @@ class KvPool {
   Status MoveSlots(std::span<const attention::SlotMove> moves, Stream stream = nullptr);
 
   // KV of tokens [0, num_tokens) of a path whose pages, in order, are `pages`: `kv` is host memory, [layer][K, V][token][kv_head]
-  // [head_dim] in the pool's element type, whatever the page size is, of all heads of the model, of which the pool's are read and
-  // written. In stream order; done when it returns.
+  // [head_dim] in the pool's element type, whatever the page size is, of all heads and tokens of the model, of which the pool's are
+  // read and written. In stream order; done when it returns.
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv, Stream stream = nullptr) const;
   // Writes tokens [begin, num_tokens) of such a path; `pages` are those from kv index `begin` on. REQUIRES: a page begins there.
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv,
@@ -53,13 +55,14 @@ class KvPool {
 
  private:
   KvPool(Device* device, attention::Context* context, const attention::AttentionSpec& spec, const attention::KvPoolShape& shape,
-         const Shape::Heads& heads)
-      : device_(device), context_(context), spec_(spec), shape_(shape), heads_(heads) {}
+         const Shape::Heads& heads, const TokenStripe& stripe)
+      : device_(device), context_(context), spec_(spec), shape_(shape), heads_(heads), stripe_(stripe) {}
   size_t page_bytes() const { return shape_.elements_per_page() * SizeOf(shape_.dtype); }
   // Copies a layer's pages between the pool and `staging`, one after the other, and waits.
   enum class Direction : bool { kFromPool, kToPool };
   Status CopyLayer(size_t layer, Direction direction, std::span<const int32_t> pages, std::byte* staging, Stream stream) const;
-  // Calls visit(offset in the staged pages, offset in one layer of `kv`) for each (K or V, token, head) in [begin, num_tokens).
+  // Calls visit(offset in the staged pages, offset in one layer of `kv`) for each (K or V, token, head) in [begin, num_tokens) that
+  // the pool has.
   template <class Visit>
   void ForEachRow(int32_t begin, int32_t num_tokens, const Visit& visit) const;
 
@@ -68,6 +71,7 @@ class KvPool {
   const attention::AttentionSpec spec_;
   const attention::KvPoolShape shape_;  // of a layer
   const Shape::Heads heads_;
+  const TokenStripe stripe_;
   std::vector<DeviceMemory> memory_;
   std::vector<std::unique_ptr<attention::BoundKv>> layers_;
 };

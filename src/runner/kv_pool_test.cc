@@ -13,13 +13,14 @@ namespace coppice {
 namespace {
 
 struct Pool {
-  explicit Pool(int32_t page_size, const KvPool::Shape::Heads& heads = {}) {
+  explicit Pool(int32_t page_size, const KvPool::Shape::Heads& heads = {}, const TokenStripe& stripe = {}) {
     const std::vector<int32_t> groups = {0, 1, 0};
     std::vector<attention::AttentionSpec> specs(
         2, {.num_qo_heads = 4, .num_kv_heads = 2, .head_dim = 8, .q_dtype = DType::kF32, .kv_dtype = DType::kF32});
     specs[1].window = 16;
-    pool = *KvPool::Create(device.get(), context.get(),
-                           {.specs = specs, .layer_groups = groups, .num_pages = 12, .page_size = page_size, .heads = heads});
+    pool = *KvPool::Create(
+        device.get(), context.get(),
+        {.specs = specs, .layer_groups = groups, .num_pages = 12, .page_size = page_size, .stripe = stripe, .heads = heads});
     bytes_per_token = KvPool::BytesPerPage(specs[0], 3, 1);
   }
   ThreadPool threads{1};
@@ -69,6 +70,29 @@ TEST(KvPool, PoolsOfRanksReadAndWriteTheirHeadsOfAPath) {
   for (size_t i = 0; i < kv.size(); ++i) kv[i] = static_cast<std::byte>(i * 37 + i / 251);
   for (Pool* pool : {&first, &second}) ASSERT_TRUE(pool->pool->WriteKv(pages, 0, kTokens, kv).ok());
   for (Pool* pool : {&first, &second}) ASSERT_TRUE(pool->pool->ReadKv(pages, kTokens, read).ok());
+  EXPECT_EQ(read, kv);
+}
+
+// Three pools that divide the tokens of a page, and one that has all of them: the second part of a path is written later.
+TEST(KvPool, PoolsOfRanksReadAndWriteTheirTokensOfAPath) {
+  constexpr int32_t kTokens = 19;
+  const std::vector<int32_t> pages = {5, 2};
+  std::vector<std::unique_ptr<Pool>> parts;
+  for (int32_t index = 0; index < 3; ++index)
+    parts.push_back(std::make_unique<Pool>(4, KvPool::Shape::Heads{}, TokenStripe{.index = index, .count = 3}));
+  std::vector<std::byte> kv(kTokens * parts[0]->bytes_per_token), end(15 * parts[0]->bytes_per_token), read(kv.size());
+  for (size_t i = 0; i < kv.size(); ++i) kv[i] = static_cast<std::byte>(i * 37 + i / 251);
+  for (const auto& part : parts) ASSERT_TRUE(part->pool->WriteKv(pages, 0, kTokens, kv).ok());
+  for (const auto& part : parts) ASSERT_TRUE(part->pool->ReadKv(pages, kTokens, read).ok());
+  EXPECT_EQ(read, kv);
+
+  Pool whole(12);
+  ASSERT_TRUE(whole.pool->WriteKv(pages, 0, kTokens, kv).ok());
+  for (size_t i = 0; i < end.size(); ++i) end[i] = static_cast<std::byte>(i * 11 + i / 253);
+  ASSERT_TRUE(whole.pool->WriteKv(std::span(pages).subspan(1), 12, 15, end).ok());
+  for (const auto& part : parts) ASSERT_TRUE(part->pool->WriteKv(std::span(pages).subspan(1), 12, 15, end).ok());
+  ASSERT_TRUE(whole.pool->ReadKv(pages, kTokens, kv).ok());
+  for (const auto& part : parts) ASSERT_TRUE(part->pool->ReadKv(pages, kTokens, read).ok());
   EXPECT_EQ(read, kv);
 }
 

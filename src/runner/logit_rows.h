@@ -9,7 +9,7 @@
 
 namespace coppice {
 
-// What the last Find found, valid until the next one. Thread-compatible.
+// Rows of logits that a batch's draws and scores need, from the last Find; valid until the next one. Thread-compatible.
 class LogitRows {
  public:
   void Find(const StepBatch& batch);

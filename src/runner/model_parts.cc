@@ -31,14 +31,41 @@ Status WakeOn(Device& device) {
   return device.Restore(MemoryKind::kKv);
 }
 
-std::vector<LayerPlans::Group> GroupsOf(const Transformer& transformer,
+std::vector<LayerPlans::Group> GroupsOf(const Transformer& transformer, const StripedForest* stripes,
                                         std::vector<std::unique_ptr<attention::AttentionPlan>> plans) {
   std::vector<LayerPlans::Group> groups;
   for (size_t group = 0; group < plans.size(); ++group) {
     const auto layers = std::ranges::count(transformer.layer_groups(), static_cast<int32_t>(group));
-    groups.push_back({std::move(plans[group]), static_cast<int32_t>(layers) * transformer.shard().ranks});
+    const int32_t ranks = stripes == nullptr ? transformer.shard().ranks : 1;
+    groups.push_back({std::move(plans[group]), static_cast<int32_t>(layers) * ranks});
   }
   return groups;
+}
+
+void ReadsOfRanks::Begin(bool knows_sharing, StepStats* stats) {
+  last_ = 1 - last_;
+  std::vector<BranchReads>& branches = branches_[last_];
+  branches.clear();
+  if (knows_sharing) {
+    branches.assign(stats->branch_reads.begin(), stats->branch_reads.end());
+  } else {
+    stats->grouped_rows = 0;
+  }
+  stats->branch_reads = branches;
+}
+
+// Ranks see the same branches, and each its own tokens of them.
+void ReadsOfRanks::Add(const StepStats& of_rank, StepStats* stats) {
+  stats->kv_bytes_read += of_rank.kv_bytes_read;
+  stats->kv_bytes_read_unshared += of_rank.kv_bytes_read_unshared;
+  stats->kv_bytes_distinct += of_rank.kv_bytes_distinct;
+  std::vector<BranchReads>& branches = branches_[last_];
+  for (size_t b = 0; b < std::min(branches.size(), of_rank.branch_reads.size()); ++b) {
+    const BranchReads& read = of_rank.branch_reads[b];
+    branches[b].kv_bytes_not_read += read.kv_bytes_not_read;
+    branches[b].tokens += read.tokens;
+    branches[b].sharers = std::max(branches[b].sharers, read.sharers);
+  }
 }
 
 }  // namespace coppice

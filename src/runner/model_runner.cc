@@ -1,6 +1,7 @@
 #include "runner/model_runner.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "core/check.h"
@@ -19,7 +20,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Create(std::vector<ModelParts>
 ModelRunner::ModelRunner(std::vector<ModelParts> parts, std::vector<std::unique_ptr<OwnedStream>> streams,
                          std::unique_ptr<RankGroup> group)
     : HostRunner({.info = InfoOf(parts.front()),
-                  .plans = GroupsOf(*parts.front().transformer, std::move(parts.front().plans)),
+                  .plans = GroupsOf(*parts.front().transformer, parts.front().stripes.get(), std::move(parts.front().plans)),
                   .stream = streams.front()->get(),
                   .executor = parts.front().executor,
                   .distributions = std::move(parts.front().distributions)}),
@@ -31,12 +32,9 @@ ModelRunner::ModelRunner(std::vector<ModelParts> parts, std::vector<std::unique_
     rank.transformer = std::move(parts[i].transformer);
     rank.pool = std::move(parts[i].pool);
     rank.inputs = std::move(parts[i].inputs);
-    if (i == 0) {
-      rank.plans.assign(plans().begin(), plans().end());
-      continue;
-    }
-    rank.own_plans = std::move(parts[i].plans);
-    for (const auto& plan : rank.own_plans) rank.plans.push_back(plan.get());
+    rank.stripes = std::move(parts[i].stripes);
+    if (i == 0) continue;
+    rank.plans = std::make_unique<LayerPlans>(GroupsOf(*rank.transformer, rank.stripes.get(), std::move(parts[i].plans)));
   }
 }
 
@@ -93,14 +91,17 @@ Status ModelRunner::CopyPages(std::span<const attention::PageCopy> copies) {
 }
 
 Status ModelRunner::Prepare(const attention::PrefixForestView& forest, StepStats* stats) {
-  return group_->Run([&](int r) -> Status {
-    if (r == 0) return HostRunner::Prepare(forest, stats);
-    for (attention::AttentionPlan* plan : ranks_[r].plans) {
-      COPPICE_RETURN_IF_ERROR(plan->Update(forest));
-      COPPICE_RETURN_IF_ERROR(plan->Upload(ranks_[r].stream->get()));
-    }
-    return OkStatus();
-  });
+  COPPICE_RETURN_IF_ERROR(group_->Run([&](int r) -> Status {
+    Rank& rank = ranks_[r];
+    const attention::PrefixForestView of_rank = ForestOf(rank.stripes.get(), forest);
+    if (r == 0) return HostRunner::Prepare(of_rank, stats);
+    rank.reads = {};
+    return rank.plans->Prepare(of_rank, rank.stream->get(), &rank.reads);
+  }));
+  if (ranks_.front().stripes == nullptr) return OkStatus();
+  reads_.Begin(KnowsSharing(ranks_.front().stripes.get()), stats);
+  for (const Rank& rank : std::span(ranks_).subspan(1)) reads_.Add(rank.reads, stats);
+  return OkStatus();
 }
 
 Result<MatrixView<const float>> ModelRunner::Forward(const ForwardBatch& batch) {
@@ -108,8 +109,11 @@ Result<MatrixView<const float>> ModelRunner::Forward(const ForwardBatch& batch) 
   COPPICE_RETURN_IF_ERROR(group_->Run([&](int r) -> Status {
     Rank& rank = ranks_[r];
     const Stream stream = rank.stream->get();
-    COPPICE_ASSIGN_OR_RETURN(const DeviceBatch uploaded, rank.inputs->Upload(batch, stream));
-    COPPICE_RETURN_IF_ERROR(rank.transformer->Forward(uploaded, rank.plans, rank.pool->layers(), stream));
+    ForwardBatch of_rank = batch;
+    of_rank.slot_mapping = SlotsOf(rank.stripes.get(), batch.slot_mapping);
+    COPPICE_ASSIGN_OR_RETURN(const DeviceBatch uploaded, rank.inputs->Upload(of_rank, stream));
+    const std::span<attention::AttentionPlan* const> attends = r == 0 ? plans() : rank.plans->plans();
+    COPPICE_RETURN_IF_ERROR(rank.transformer->Forward(uploaded, attends, rank.pool->layers(), stream));
     COPPICE_ASSIGN_OR_RETURN(const ConstDeviceTensor logits, rank.transformer->Logits(0, uploaded.logit_rows.size, stream));
     if (r == 0) gathered = HostView<float>(logits);
     return OkStatus();

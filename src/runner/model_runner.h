@@ -22,6 +22,9 @@ class ModelRunner final : public HostRunner {
   // fingerprint count.
   static Result<std::unique_ptr<ModelRunner>> Create(std::vector<ModelParts> ranks, std::unique_ptr<RankGroup> group);
 
+  std::vector<attention::NodeRead> NodeReads() const override {
+    return KnowsSharing(ranks_.front().stripes.get()) ? HostRunner::NodeReads() : std::vector<attention::NodeRead>();
+  }
   Status ReadKv(std::span<const int32_t> pages, int32_t num_tokens, std::span<std::byte> kv) const override;
   Status WriteKv(std::span<const int32_t> pages, int32_t begin, int32_t num_tokens, std::span<const std::byte> kv) override;
   Result<std::unique_ptr<WeightSource>> PrepareUpdate(TensorMap tensors) const override;
@@ -41,8 +44,9 @@ class ModelRunner final : public HostRunner {
     std::unique_ptr<Transformer> transformer;
     std::unique_ptr<KvPool> pool;
     std::unique_ptr<StepInputs> inputs;
-    std::vector<std::unique_ptr<attention::AttentionPlan>> own_plans;  // but of the first rank, whose plans() are
-    std::vector<attention::AttentionPlan*> plans;                      // one a layer group
+    std::unique_ptr<StripedForest> stripes;  // null: it has all tokens of its KV heads
+    std::unique_ptr<LayerPlans> plans;       // but of the first rank, whose are HostRunner's
+    StepStats reads;                         // of the step planned last, where it has plans of its own
   };
 
   ModelRunner(std::vector<ModelParts> parts, std::vector<std::unique_ptr<OwnedStream>> streams, std::unique_ptr<RankGroup> group);
@@ -53,6 +57,7 @@ class ModelRunner final : public HostRunner {
 
   std::unique_ptr<RankGroup> group_;  // before the transformers that it connects
   std::vector<Rank> ranks_;
+  ReadsOfRanks reads_;  // where ranks divide tokens
 };
 
 }  // namespace coppice

@@ -22,7 +22,7 @@ constexpr PhiloxBlock Philox4x32(PhiloxBlock counter, std::array<uint32_t, 2> ke
   return counter;
 }
 
-// What a random number is for: numbers of different streams are independent.
+// The purpose of a random number: numbers of different streams are independent.
 enum class RandomStream : uint32_t { kToken, kDraft, kAcceptance, kResidual, kGumbel };
 
 // Of tokens 4 i to 4 i + 3, 32 random bits each: noise that is one number a token of the vocabulary.

@@ -11,7 +11,7 @@ Result<std::unique_ptr<PlanUploads>> PlanUploads::Create(Device* device) {
   return uploads;
 }
 
-// What the stream still does writes into the memory of plans, which may go now.
+// Copies still under way on the stream write into the memory of plans, which may be freed now.
 PlanUploads::~PlanUploads() {
   if (stream_) (void)device_->Synchronize(stream_->get());
 }

@@ -1,4 +1,4 @@
-// What an upload of plans waits for, and what waits for it.
+// Events that an upload of plans waits for, and streams that wait for it.
 #include "runner/plan_uploads.h"
 
 #include <gtest/gtest.h>
@@ -109,7 +109,7 @@ class PlanUploadsTest : public ::testing::Test {
     uploads_ = PlanUploads::Create(&device_).value();
   }
 
-  // What a step asks for: event 0 is recorded behind the copies.
+  // Device calls of a step: event 0 is recorded behind the copies.
   Log Step(bool launches = true) {
     log_.clear();
     StepStats stats;

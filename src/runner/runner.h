@@ -1,4 +1,4 @@
-// The engine's only seam to devices: whoever runs steps. A runner owns a model's weights, the memory of its KV pages, the plan of
+// The engine's only seam to devices: it runs steps. A runner owns a model's weights, the memory of its KV pages, the plan of
 // attention and the state of sampling; the engine owns requests, the schedule and ids. A step goes in as numbers and comes out as
 // tokens; between Launch and Wait it may be anywhere. Layer: runner.
 #pragma once
@@ -31,10 +31,10 @@ struct StepTicket {
   int64_t step = 0;  // 1, 2, 3, ... in the order of launches
 };
 
-// What a branch read together with others in a step: bytes of all layers, tokens and sharers of those where they are most.
+// Reads of a branch together with others in a step: bytes of all layers, tokens and sharers of those where they are most.
 using attention::BranchReads;
 
-// What a step cost.
+// Reads and times of a step.
 struct StepStats {
   // By attention, over all layers and ranks, with heads that are padding; unshared: without shared reads.
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;
@@ -73,14 +73,14 @@ class Runner {
   // Begins a step. Has read everything it was given when it returns: the caller may change all of it. Steps run in the order of
   // their launches, each after the edits, KV and draws of those before; at most two are under way at a time. A batch without rows
   // is a step that only edits. On an error the step did not begin, but its edits have been made.
-  // What it throws, for want of memory, leaves it in doubt which edits were made: the caller must end what has slots and KV.
+  // After an exception, for want of memory, any of its edits may have been made: the caller must end all that has slots and KV.
   virtual Result<StepTicket> Launch(const StepBatch& batch, const attention::PrefixForestView& forest) = 0;
   // Waits for the oldest step that is under way. On an error the step's KV and draws cannot be trusted, nor those of a step
   // launched after it, which must still be waited for; its edits have been made. REQUIRES: `ticket` is that step's.
   virtual Result<StepResult> Wait(StepTicket ticket) = 0;
 
-  // How attention reads each node of the last launched step's forest, by node slot, and why; empty: nothing plans attention. Of
-  // layers that attend alike, the group that reads the node together counts, else the first.
+  // How attention reads each node of the last launched step's forest, by node slot, and why; empty: nothing plans attention, or the
+  // forest does not show it. Of layers that attend alike, the group that reads the node together counts, else the first.
   virtual std::vector<attention::NodeRead> NodeReads() const { return {}; }
 
   // KV by token, apart from pages: `kv` is [layer][K, V][token][kv_head][head_dim] in info().kv_dtype, whatever the page size is.

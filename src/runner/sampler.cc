@@ -113,7 +113,7 @@ void Sampler::Continue(const BeamTask& task, Scratch& scratch) {
 }
 
 // Log-probabilities plus Gumbel noise are in the order of races, weight / E with an exponential E; only those in front need its
-// logarithm. What they score is that order under the condition that the best one scores what the beam does.
+// logarithm. Their scores keep that order, under the condition that the best one has the beam's own score.
 void Sampler::ContinueStochastically(const BeamTask& task, float max, Scratch& scratch) {
   std::vector<float>& weights = scratch.distribution;
   double sum = ScanExps(task.logits, max, 1.0f / task.params->temperature, weights);
@@ -227,7 +227,7 @@ void Sampler::SetProcessed(const SampleTask& task, std::span<const float> logits
   }
   if (task.top_logprobs.empty()) return;
   if (filtered) {
-    TellCandidates(normaliser, scratch, task.top_logprobs);
+    WriteCandidates(normaliser, scratch, task.top_logprobs);
   } else {
     FillTopLogprobs(logits, normaliser, scratch, task.top_logprobs);
   }
@@ -327,10 +327,10 @@ void Sampler::FillTopLogprobs(std::span<const float> logits, const Normaliser& n
   std::vector<Candidate>& candidates = scratch.candidates;
   CollectTop(logits, top.size(), scratch);
   std::sort(candidates.begin(), candidates.end(), Before);
-  TellCandidates(normaliser, scratch, top);
+  WriteCandidates(normaliser, scratch, top);
 }
 
-void Sampler::TellCandidates(const Normaliser& normaliser, const Scratch& scratch, std::span<TokenLogprob> top) {
+void Sampler::WriteCandidates(const Normaliser& normaliser, const Scratch& scratch, std::span<TokenLogprob> top) {
   std::ranges::fill(top, TokenLogprob{});  // where logits are -infinity, banned or filtered out there may be fewer
   const size_t count = std::min(top.size(), scratch.candidates.size());
   for (size_t i = 0; i < count; ++i) {

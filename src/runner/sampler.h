@@ -95,7 +95,7 @@ class Sampler {
   static void DrawSpeculatively(const SampleTask& task, std::span<const float> logits, float max, Scratch& scratch);
   // The candidates that the filters leave, most probable first, and the sum of their weights exp((logit - max) / temperature).
   static double FilterCandidates(const SamplingParams& params, std::span<const float> logits, float max, Scratch& scratch);
-  // What LogprobsMode::kProcessed says of the draws, which are there. `mass`: what the draw returned; none: it is not known.
+  // Gives draws the log-probabilities and ranks of LogprobsMode::kProcessed. `mass`: what the draw returned; none: it is not known.
   static void SetProcessed(const SampleTask& task, std::span<const float> logits, float max, std::optional<double> mass,
                            Scratch& scratch);
   // The probability of every token.
@@ -115,7 +115,7 @@ class Sampler {
   static void FillTopLogprobs(std::span<const float> logits, const Normaliser& normaliser, Scratch& scratch,
                               std::span<TokenLogprob> top);
   // The first of scratch.candidates, which are sorted.
-  static void TellCandidates(const Normaliser& normaliser, const Scratch& scratch, std::span<TokenLogprob> top);
+  static void WriteCandidates(const Normaliser& normaliser, const Scratch& scratch, std::span<TokenLogprob> top);
   static bool Before(const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
   }

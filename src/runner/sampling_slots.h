@@ -1,5 +1,5 @@
-// The state of sampling on the host: for each slot the parameters, and the counts that penalties look at. What a device keeps in
-// its own memory a GPU's runner keeps there; both follow the same edits. Layer: runner.
+// The state of sampling on the host: for each slot the parameters, and the counts that penalties look at. A GPU's runner keeps such
+// state in the device's memory; both follow the same edits. Layer: runner.
 #pragma once
 
 #include <cstdint>

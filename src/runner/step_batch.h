@@ -63,7 +63,7 @@ struct Draw {
   int32_t top_begin = 0;      // where they go in StepResult::top_logprobs; the same place for draws of one row and slot
 };
 
-// What a draw among drafted tokens needs beside.
+// Further fields of a draw among drafted tokens.
 struct Drafting {
   int32_t path_begin = 0,
           path_count = 0;  // of StepBatch::draft_tokens: tokens between the slot's history and the row, for penalties

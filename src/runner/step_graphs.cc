@@ -12,7 +12,7 @@ namespace {
 int32_t BitFloor(int32_t value) { return static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(value))); }
 int32_t BitCeil(int32_t value) { return static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(value))); }
 
-// What numbers of rows near `rows`, above 8, are multiples of: a power of two. Products have tiles of 64 and 128 rows.
+// The power of two that numbers of rows near `rows`, above 8, are multiples of. Products have tiles of 64 and 128 rows.
 int32_t RowMultiple(int32_t rows) { return rows <= 256 ? 8 : std::max(32, BitCeil(rows) / 64); }
 
 int32_t FilledUpRows(int32_t rows, Filling filling) {

@@ -1,4 +1,4 @@
-// The captured steps of a device's runner: which steps one graph serves, and which graphs are kept. Knows no device: who asks
+// The captured steps of a device's runner: which steps one graph serves, and which graphs are kept. Knows no device: the caller
 // captures and launches. Layer: runner.
 #pragma once
 
@@ -25,11 +25,11 @@ enum class Filling : uint8_t {
   kCoarse,  // few shapes: for steps whose rows are more or fewer each time, which would be captured more often than launched
 };
 
-// What a step is filled up to, at most to `most`, so that few shapes serve all steps. Rows: powers of two up to 8, multiples of 8
-// up to 256 and of 32 up to 2,048; beyond, at most a thirty-second is computed in vain. Rows of logits, which cost a fraction of a
-// row, and draws, which cost nothing: powers of two from a 64th of the rows to a sixteenth, multiples of a sixteenth beyond; none
-// stay none. Where each row is drawn from, those that fill up are, too. Coarse: rows are powers of two and 1.5 times such ones, and
-// where half of them are drawn from, all are. REQUIRES: step.rows > 0; no count is above that of `most`.
+// The shape that a step is filled up to, at most `most`, so that few shapes serve all steps. Rows: powers of two up to 8, multiples
+// of 8 up to 256 and of 32 up to 2,048; beyond, at most a thirty-second is computed in vain. Rows of logits, which cost a fraction
+// of a row, and draws, which cost nothing: powers of two from a 64th of the rows to a sixteenth, multiples of a sixteenth beyond;
+// none stay none. Where each row is drawn from, those that fill up are, too. Coarse: rows are powers of two and 1.5 times such
+// ones, and where half of them are drawn from, all are. REQUIRES: step.rows > 0; no count is above that of `most`.
 StepShape FilledUp(const StepShape& step, const StepShape& most, Filling filling = Filling::kFine);
 
 // Steps whose launches are the same, but for those of attention (LaunchKeys).

@@ -16,7 +16,7 @@
 
 namespace coppice {
 
-// What every runner keeps of a step that is under way, or was waited for last. A runner adds members of its own.
+// State that every runner keeps of a step that is under way, or was waited for last. A runner adds members of its own.
 struct RingStep {
   int64_t number = 0;  // StepTicket::step
   Status status;       // for Wait to return; OK once it did
@@ -24,7 +24,7 @@ struct RingStep {
   StepStats stats;
 };
 
-// What Wait returns for a step that is done: its result, or its error, once.
+// The return value of Wait for a step that is done: its result, or its error, once.
 Result<StepResult> ResultOf(RingStep* step);
 // The tokens of the batch's rows. Those that are draws of the step `before` are 0 where there is none, or the host has none yet.
 void FillTokens(const StepBatch& batch, const RingStep& before, std::vector<int32_t>* token_ids);

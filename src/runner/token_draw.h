@@ -1,4 +1,4 @@
-// What comes out of a draw. Layer: runner.
+// The result of a draw. Layer: runner.
 #pragma once
 
 #include <cstdint>

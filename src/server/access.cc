@@ -14,7 +14,7 @@
 
 namespace coppice::server {
 
-// What keys use at the moment, by their names. Thread-safe.
+// Usage of the keys at the moment, by their names. Thread-safe.
 struct UsageOfKeys {
   explicit UsageOfKeys(const AccessOptions& options)
       : tokens(options.token_limit,
@@ -113,7 +113,7 @@ void Access::LeaveOfBatch(const std::string& key, int64_t taken_tokens, int64_t 
 }
 
 openai::BatchAdmission Access::AdmitOfBatch(const std::string& key, openai::OpenAiRequest* request) {
-  const double timeout = request->request.timeout_seconds;  // the server's limit is for clients who wait
+  const double timeout = request->request.timeout_seconds;  // the server's limit is for clients that wait
   if (Status allowed = Complete(key, &request->request); !allowed.ok()) return {.status = std::move(allowed), .param = "priority"};
   request->request.timeout_seconds = timeout;
   const int64_t tokens = BoundCost(key, std::span(request, 1)).tokens;

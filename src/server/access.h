@@ -1,5 +1,5 @@
-// Who may use the server, how much of it, and what of it they see: API keys and their roles, requests under way by key, tokens,
-// priorities, times, whose cached KV is whose. Knows no routes and no engine. Layer: server.
+// Which clients may use the server, how much of it, and what of it they see: API keys and their roles, requests under way by key,
+// tokens, priorities, times, whose cached KV is whose. Knows no routes and no engine. Layer: server.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 namespace coppice::server {
 
 struct AccessOptions {
-  std::optional<ApiKeys> keys;      // none: everybody may ask
+  std::optional<ApiKeys> keys;      // none: every client may ask
   bool share_between_keys = false;  // keys find each other's prompts in the cache, but for those with a salt
   int32_t max_active_per_key = 0;   // samples of one API key that are not answered yet; more get 429. 0: no limit
   TokenLimit token_limit;           // of a key that has none of its own; without keys, of all requests together
@@ -29,7 +29,7 @@ struct AccessOptions {
   double request_timeout = 0;       // seconds until a generation ends with 408, whatever longer limit it asks for; 0: none
 };
 
-// What a request may use.
+// The rights of a request.
 struct RequestCost {
   int64_t tokens = 0;   // of prompts and output
   int64_t samples = 1;  // of all its prompts, or continuations
@@ -47,7 +47,7 @@ class Admission {
   ~Admission() { End(/*used_tokens=*/0); }
 
   const RequestCost& cost() const { return cost_; }
-  // What the request did not use of its tokens goes back. Only the first call counts.
+  // Tokens that the request did not use go back. Only the first call counts.
   void End(int64_t used_tokens);
 
  private:
@@ -78,7 +78,7 @@ class Access {
   Status Complete(const std::string& key, Request* request) const;
   // Whose the KV of a key's named prefix is.
   CacheTenant TenantOf(const std::string& key, const openai::NamedPrefix& prefix) const;
-  // What the prompts may use together. Where they name no number of output tokens, it is lowered to what the key may have.
+  // The most that the prompts may use together. Where they name no number of output tokens, it is lowered to the key's limit.
   RequestCost BoundCost(const std::string& key, std::span<openai::OpenAiRequest> prompts) const;
 
   // Counts a request as active, and takes its tokens of what its key may use, until `*admission` ends. Else why not: 400 or 429.

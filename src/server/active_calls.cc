@@ -16,11 +16,12 @@ ActiveCalls::Entry::~Entry() {
   table_->active.erase(number_);
 }
 
-std::vector<ActiveCalls::Found> ActiveCalls::Find(const std::string_view* id, const std::string* key) const {
+std::vector<ActiveCalls::Found> ActiveCalls::Find(const std::string_view* id, const std::string* key, bool with_scores) const {
   std::vector<Found> found;
   const std::lock_guard lock(table_->mutex);
   for (const auto& [number, active] : table_->active) {
     if (key != nullptr && *key != active.key) continue;
+    if (active.is_score && !with_scores) continue;
     std::shared_ptr<openai::RequestDriver> call = active.call.lock();
     if (call == nullptr) continue;
     if (id == nullptr || (!active.id.empty() && (*id == active.id || id->ends_with("-" + active.id)))) {
@@ -35,7 +36,7 @@ std::vector<ActiveCalls::Found> ActiveCalls::Find(const std::string_view* id, co
 }
 
 int32_t ActiveCalls::Abort(std::string_view id, const std::string* key) const {
-  const std::vector<Found> found = Find(&id, key);
+  const std::vector<Found> found = Find(&id, key, /*with_scores=*/false);
   for (const Found& one : found) {
     if (one.prompt) {
       one.call->AbortRequest(*one.prompt);
@@ -47,13 +48,13 @@ int32_t ActiveCalls::Abort(std::string_view id, const std::string* key) const {
 }
 
 int32_t ActiveCalls::AbortAll(const std::string* key) const {
-  const std::vector<Found> found = Find(nullptr, key);
+  const std::vector<Found> found = Find(nullptr, key, /*with_scores=*/false);
   for (const Found& one : found) one.call->Abort(OkStatus());
   return static_cast<int32_t>(found.size());
 }
 
 int32_t ActiveCalls::FailAll(const Status& why) const {
-  const std::vector<Found> found = Find(nullptr, nullptr);
+  const std::vector<Found> found = Find(nullptr, nullptr, /*with_scores=*/true);
   for (const Found& one : found) one.call->Abort(why);
   return static_cast<int32_t>(found.size());
 }

@@ -1,5 +1,5 @@
 // Generations that are under way, by the ids that their answers have and those that clients gave, so that other requests can end
-// them.
+// them; and scores, which end with all others.
 // Layer: server.
 #pragma once
 
@@ -46,6 +46,7 @@ class ActiveCalls {
     std::string id;                       // of the answer
     std::vector<std::string> client_ids;  // by prompt; empty where its client gave none
     std::string key;                      // name of the API key whose it is; empty without keys
+    bool is_score = false;                // it has no answer with what has come: only FailAll ends it
     std::weak_ptr<openai::RequestDriver> call;
   };
 
@@ -66,13 +67,13 @@ class ActiveCalls {
     uint64_t next = 0;
     std::map<uint64_t, Generation> active;
   };
-  // What is ended: a whole generation, or one of its prompts.
+  // A generation to end, or one of its prompts.
   struct Found {
     std::shared_ptr<openai::RequestDriver> call;
     std::optional<size_t> prompt;
   };
   // Those of a key with the id; null: of any.
-  std::vector<Found> Find(const std::string_view* id, const std::string* key) const;
+  std::vector<Found> Find(const std::string_view* id, const std::string* key, bool with_scores) const;
 
   const std::shared_ptr<Table> table_;
 };

@@ -1,4 +1,4 @@
-// How large an answer may become: told before anything is computed for it. Layer: server.
+// How large an answer may become: bounded before anything is computed for it. Layer: server.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Who may use the server: named keys, kept as hashes, and their limits. Layer: server.
+// Clients that may use the server: named keys, kept as hashes, and their limits. Layer: server.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace coppice::server {
 
 enum class Role : uint8_t {
   kUser,     // sees what is its own
-  kAdmin,    // sees what is everybody's, and may make prefixes public
+  kAdmin,    // sees what all keys have, and may make prefixes public
   kTrainer,  // may use the routes of trainers, beside what is its own
 };
 
@@ -42,7 +42,7 @@ class ApiKeys {
   // key it is and however much of one it has right.
   const ApiKey* Find(std::string_view authorization) const;
   bool HasRole(Role role) const;  // any key
-  // What the key of that name may do; kUser where there is none.
+  // The role of the key of that name; kUser where there is none.
   Role RoleOf(std::string_view name) const;
 
   // By name: the limits that the file gives, and of `others` those that it leaves out.

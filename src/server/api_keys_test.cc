@@ -1,4 +1,4 @@
-// API keys: the file that names them, and who is let in.
+// API keys: the file that names them, and the clients let in.
 #include "server/api_keys.h"
 
 #include <gmock/gmock.h>
@@ -18,17 +18,17 @@ const std::string kSesame = "41ef4bb0b23661e66301aac36066912dac037827b4ae63a7b11
 const std::string kSecret = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
 
 TEST(ApiKeys, NamesOfKeys) {
-  const Result<ApiKeys> keys = ApiKeys::Parse("# team\n\nalice " + kSesame + "\r\nbob   " + kSecret, "keys");
+  const Result<ApiKeys> keys = ApiKeys::Parse("# users\n\nalice " + kSesame + "\r\nbob   " + kSecret, "keys");
   ASSERT_TRUE(keys.ok()) << keys.status().message();
   const auto name = [&](std::string_view header) {
     const ApiKey* found = keys->Find(header);
-    return found ? found->name : "nobody";
+    return found ? found->name : "none";
   };
   EXPECT_EQ(name("Bearer open sesame"), "alice");
   EXPECT_EQ(name("bEARER secret"), "bob");
   for (const char* header : {"", "Bearer", "Bearer ", "Bearer Secret", "Bearer secret ", "Basic secret", "secret", "Bearer  secret",
                              "Bearer 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"})
-    EXPECT_EQ(name(header), "nobody") << header;
+    EXPECT_EQ(name(header), "none") << header;
 }
 
 TEST(ApiKeys, LimitsOfKeys) {

@@ -19,7 +19,7 @@ class BatchCompile {
   // `queue` outlives this.
   BatchCompile(CompileQueue* queue, std::string key) : queue_(*queue), key_(std::move(key)) {}
   BatchCompile(const BatchCompile&) = delete;
-  // What nobody waits for any more is not compiled.
+  // A grammar that no request waits for any more is not compiled.
   ~BatchCompile() { queue_.Cancel(ticket_); }
 
   std::optional<Result<CompileQueue::Constraint>> operator()(const GrammarSource& source, std::function<void()> wake) {
@@ -53,7 +53,7 @@ class BatchCompile {
   CompileQueue& queue_;
   const std::string key_;
   GrammarSource source_;
-  std::shared_ptr<Answer> answer_;  // of the source above, until it was told
+  std::shared_ptr<Answer> answer_;  // of the source above, until it was reported
   CompileQueue::Ticket ticket_ = 0;
 };
 

@@ -49,7 +49,7 @@ HttpResponse Page(std::vector<Item> items, const ListQuery& query) {
   return {.body = DumpJson(std::move(body))};
 }
 
-// What the store's errors are over HTTP.
+// The HTTP response for an error of the store.
 HttpResponse Refused(const Status& status, std::string_view param) {
   if (status.code() == StatusCode::kResourceExhausted) return ErrorResponse(429, status.message(), param);
   return ErrorResponse(status, param);

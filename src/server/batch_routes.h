@@ -1,4 +1,4 @@
-// What the routes of /v1/files and /v1/batches answer. Knows no sockets. Layer: server.
+// The routes of /v1/files and /v1/batches. Knows no sockets. Layer: server.
 #pragma once
 
 #include <string>

@@ -236,7 +236,7 @@ TEST_F(BatchRoutesTest, UploadsThatAreRefused) {
   EXPECT_EQ(Send(FormOf("a"), "b").status, 200);  // another's room
 }
 
-TEST_F(BatchRoutesTest, WhoMayUploadIsKnownBeforeTheBodyIsRead) {
+TEST_F(BatchRoutesTest, KeysThatMayUploadAreKnownBeforeTheBodyIsRead) {
   const auto plan = [&](HttpRequest head) { return service_->Plan(std::move(head)); };
   HttpRequest head = {.method = "POST", .path = "/v1/files", .content_type = kForm};
   EXPECT_EQ(plan(head).refusal->status, 401);
@@ -387,7 +387,7 @@ TEST_F(BatchRoutesTest, ABatchWhoseFirstRequestsAllFailIsGivenUp) {
     for (int i = 0; i < count; ++i) text += "{}\n";
     return text;
   };
-  // Lines that are no requests; requests that the engine refuses; and where one is right, all others are told.
+  // Lines that are no requests; requests that the engine refuses; and where one is right, all others are reported.
   const json unread = WaitForState(Create(Upload(lines(2500))), "failed");
   EXPECT_EQ(unread["errors"]["data"][0]["code"], "invalid_input");
   EXPECT_THAT(unread["errors"]["data"][0]["message"], HasSubstr("the first 100 lines are all errors"));
@@ -404,7 +404,7 @@ TEST_F(BatchRoutesTest, ABatchWhoseFirstRequestsAllFailIsGivenUp) {
 
 TEST_F(BatchRoutesTest, ABatchIsCancelled) {
   const std::string file = Upload(Requests(5)), id = Create(file);
-  WaitForState(id, "in_progress");  // nobody steps the engine
+  WaitForState(id, "in_progress");  // no thread steps the engine
   EXPECT_EQ(Ask({.method = "DELETE", .path = "/v1/files/" + file}).status, 409);
   EXPECT_EQ(Ask({.method = "POST", .path = "/v1/batches/" + id + "/cancel"}).status, 200);
   Step();
@@ -436,7 +436,7 @@ TEST_F(BatchRoutesTest, TheNextServerGoesOnWithABatch) {
   EXPECT_FALSE(fs::exists(folder_ + "/file-" + std::string(32, '0') + ".data"));
 }
 
-TEST_F(BatchRoutesTest, ClientsWhoWaitComeFirst) {
+TEST_F(BatchRoutesTest, ClientsThatWaitComeFirst) {
   Stop();
   Start(/*with_keys=*/true, /*max_running=*/1);
   const std::string id = Create(Upload(Requests(4, 2)));
@@ -465,7 +465,7 @@ TEST_F(BatchRoutesTest, BatchesUseTheTokensOfTheirKey) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string id = Create(Upload(Requests(4, 40)));  // 43 tokens each, all of them used
   EXPECT_EQ(WaitForState(id, "completed")["request_counts"]["completed"], 4);
-  // Three fit above the half that is left to clients who wait; the fourth waits for 7 more tokens.
+  // Three fit above the half that is left to clients that wait; the fourth waits for 7 more tokens.
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(taken.count(), (4 * 43 - 165) / 330.0 * 60);
   const HttpResponse refused = Post("/v1/completions", {{"prompt", {1, 2, 3}}, {"max_tokens", 60}, {"n", 5}});
@@ -506,6 +506,35 @@ TEST_F(BatchRoutesTest, ABatchExpires) {
   Step();
   EXPECT_TRUE(WaitForState(id, "expired")["expired_at"].is_number());
   EXPECT_TRUE(fs::exists(folder_ + "/batch_" + std::string(32, '1') + ".json"));
+}
+
+TEST_F(BatchRoutesTest, ABatchGoesOnWithAnInputThatHasExpired) {
+  const std::string file = Upload(Requests(5)), id = Create(file);
+  WaitForState(id, "in_progress");
+  Stop();
+  const std::string path = folder_ + "/" + file + ".json";
+  json record = *ReadRecord(path);
+  record["expires"] = record["created"];
+  std::ofstream(path) << record;
+  Start();
+  Step();
+  EXPECT_EQ(WaitForState(id, "completed")["request_counts"]["completed"], 5);
+  EXPECT_EQ(Get("/v1/files/" + file).status, 404);
+}
+
+TEST_F(BatchRoutesTest, ABatchInTheQueueIsCancelledAtOnce) {
+  for (int i = 0; i < 2; ++i) WaitForState(Create(Upload(Requests(5))), "in_progress");  // no thread steps the engine
+  const std::string file = Upload(Requests(5), "b");
+  const json queued = json::parse(Post("/v1/batches", BatchOf(file), "b").body);
+  EXPECT_EQ(queued["status"], "validating");
+  const std::string path = "/v1/batches/" + queued["id"].get<std::string>();
+  const json cancelled = json::parse(Ask({.method = "POST", .path = path + "/cancel"}, "b").body);
+  EXPECT_EQ(cancelled["status"], "cancelled");
+  EXPECT_TRUE(cancelled["cancelling_at"].is_number() && cancelled["cancelled_at"].is_number());
+  EXPECT_EQ(Ask({.method = "DELETE", .path = "/v1/files/" + file}, "b").status, 200);
+  Step();
+  for (const json& batch : json::parse(Get("/v1/batches").body)["data"]) WaitForState(batch["id"], "completed");
+  EXPECT_EQ(json::parse(Get(path, "", "b").body)["status"], "cancelled");
 }
 
 TEST_F(BatchRoutesTest, AFolderThatCannotBeWrittenTo) {

@@ -67,7 +67,7 @@ Status BatchStore::Restore() {
   for (Batch& batch : found) {
     if (!batch.ended()) {
       spdlog::info("{} goes on", batch.id);
-      (void)context_.files->Use(batch.key, batch.input_file_id);  // gone: the work says so
+      context_.files->UseAgain(batch.input_file_id);  // gone: the work says so
     }
     Entry entry = {.order = ++next_order_, .resumed = true};
     if (!batch.ended()) entry.room = context_.files->ReserveAnyway(batch.key, UseOf(batch));
@@ -173,7 +173,13 @@ Result<Batch> BatchStore::Cancel(const std::string& key, const std::string& id) 
     if (entry->batch.state == BatchState::kCancelling) return entry->batch;
     if (entry->batch.ended() || entry->batch.state == BatchState::kFinalizing)
       return FailedPrecondition(fmt::format("the batch is {}; it cannot be cancelled any more", Name(entry->batch.state)));
+    const bool is_new = entry->batch.state == BatchState::kValidating && !entry->running && !entry->resumed;
     entry->batch.Enter(BatchState::kCancelling);
+    if (is_new) {  // no thread has looked at it, and all may be busy for hours
+      entry->batch.Enter(BatchState::kCancelled);
+      context_.files->Release(entry->batch.input_file_id);
+      entry->room.reset();
+    }
     batch = entry->batch;
   }
   if (const Status saved = Save(id); !saved.ok()) return DiskProblem(saved);
@@ -213,7 +219,7 @@ void BatchStore::Work() {
     const std::string id = next->first;
     BatchWork work(
         context_, entry.batch, entry.room.get(), entry.resumed, [this, id] { return Asked(id); },
-        [this](const Batch& batch, bool lasting) { return Tell(batch, lasting); });
+        [this](const Batch& batch, bool lasting) { return Update(batch, lasting); });
     lock.unlock();
     work.Run();
     lock.lock();
@@ -230,18 +236,18 @@ BatchStop BatchStore::Asked(const std::string& id) const {
   return batch.expires <= SecondsNow() ? BatchStop::kExpired : BatchStop::kNone;
 }
 
-Status BatchStore::Tell(const Batch& batch, bool lasting) {
+Status BatchStore::Update(const Batch& batch, bool lasting) {
   {
     const std::lock_guard lock(mutex_);
     Batch& known = entries_.at(batch.id).batch;
-    Batch told = batch;
-    if (known.state == BatchState::kCancelling && !batch.ended()) told.state = known.state;  // asked for meanwhile
-    told.cancelling = known.cancelling;
-    if (told.ended()) {
-      context_.files->Release(told.input_file_id);  // who sees the end may delete the file
+    Batch updated = batch;
+    if (known.state == BatchState::kCancelling && !batch.ended()) updated.state = known.state;  // asked for meanwhile
+    updated.cancelling = known.cancelling;
+    if (updated.ended()) {
+      context_.files->Release(updated.input_file_id);  // a client that sees the end may delete the file
       entries_.at(batch.id).room.reset();
     }
-    known = std::move(told);
+    known = std::move(updated);
   }
   return lasting ? Save(batch.id) : OkStatus();
 }

@@ -29,7 +29,7 @@ struct BatchStoreOptions {
 // Thread-safe.
 class BatchStore {
  public:
-  // What `context` refers to outlives this.
+  // Objects that `context` refers to outlive this.
   BatchStore(BatchContext context, BatchStoreOptions options) : context_(std::move(context)), options_(options) {}
   ~BatchStore();
 
@@ -62,12 +62,12 @@ class BatchStore {
   void DropOldest(const std::string& key);
 
   BatchStop Asked(const std::string& id) const;
-  // What the work says of its batch; `lasting`: and on the disk.
-  Status Tell(const Batch& batch, bool lasting);
+  // The work's report of its batch; `lasting`: and on the disk.
+  Status Update(const Batch& batch, bool lasting);
   std::string PathOf(const std::string& id) const;
-  // What a batch has written so far, and two files.
+  // The bytes that a batch has written so far, and two files.
   FileUse UseOf(const Batch& batch) const;
-  // Writes the record of what is known now, whoever changed it.
+  // Writes the record of what is known now.
   Status Save(const std::string& id);
 
   const BatchContext context_;

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr auto kPoll = std::chrono::milliseconds(50);  // until a stop is seen, or room where others made it
 
-// Below all requests of clients who wait for their answer; among batches, `priority` says who comes first.
+// Below all requests of clients that wait for their answer; among batches, `priority` says which comes first.
 constexpr int64_t kBatchPriority = -1'000'000;
 
 // A batch whose requests fail from the first one on is given up: its author has most use of the first errors, and its neighbours of
@@ -44,13 +44,13 @@ int32_t PriorityInBatch(int32_t priority) {
 
 }  // namespace
 
-BatchWork::BatchWork(const BatchContext& context, Batch batch, FileRoom* room, bool resumed, Asked asked, Tell tell)
+BatchWork::BatchWork(const BatchContext& context, Batch batch, FileRoom* room, bool resumed, Asked asked, Publish publish)
     : context_(context),
       batch_(std::move(batch)),
       room_(*room),
       resumed_(resumed),
       asked_(std::move(asked)),
-      tell_(std::move(tell)) {}
+      publish_(std::move(publish)) {}
 
 void BatchWork::Run() {
   Status status;
@@ -68,7 +68,7 @@ void BatchWork::Run() {
     if (const Status published = PublishFiles(); !published.ok())
       spdlog::warn("what {} answered cannot be kept: {}", batch_.id, published.message());
     batch_.Enter(BatchState::kFailed);
-    status = tell_(batch_, /*lasting=*/true);
+    status = publish_(batch_, /*lasting=*/true);
   }
   if (!status.ok()) spdlog::warn("{} is not kept: {}; the next start works on it again", batch_.id, status.message());
 }
@@ -93,7 +93,7 @@ Status BatchWork::ReadAndRun() {
   COPPICE_RETURN_IF_ERROR(KeepRoom(output, errors));
   if (batch_.state == BatchState::kValidating) {
     batch_.Enter(BatchState::kInProgress);
-    COPPICE_RETURN_IF_ERROR(tell_(batch_, /*lasting=*/true));
+    COPPICE_RETURN_IF_ERROR(publish_(batch_, /*lasting=*/true));
   }
   std::optional<BatchCompile> compile;
   if (context_.compile_queue) compile.emplace(context_.compile_queue, batch_.key);
@@ -123,7 +123,7 @@ Status BatchWork::ReadAndRun() {
     COPPICE_RETURN_IF_ERROR(KeepRoom(output, errors));
     if (run.given_up())
       return InvalidArgument(fmt::format("the first {} requests all failed; the error file says why", run.counts().failed));
-    if (asked_() == BatchStop::kShutdown) break;  // nobody may be left to step the engine
+    if (asked_() == BatchStop::kShutdown) break;  // no thread may be left to step the engine
     if (!run.done()) run.WaitForFinished(kPoll);
   }
   COPPICE_RETURN_IF_ERROR(output.Sync());
@@ -151,20 +151,20 @@ void BatchWork::Count(const openai::BatchInput& input, const openai::BatchErrors
   batch_.num_completed = completed;
   batch_.num_failed = failed;
   batch_.num_requests = total;
-  (void)tell_(batch_, /*lasting=*/false);
+  (void)publish_(batch_, /*lasting=*/false);
 }
 
 Status BatchWork::Finish(BatchStop why) {
   if (why == BatchStop::kShutdown) return OkStatus();
   if (why == BatchStop::kNone) {
     batch_.Enter(BatchState::kFinalizing);
-    COPPICE_RETURN_IF_ERROR(tell_(batch_, /*lasting=*/true));
+    COPPICE_RETURN_IF_ERROR(publish_(batch_, /*lasting=*/true));
   }
   COPPICE_RETURN_IF_ERROR(PublishFiles());
   batch_.Enter(why == BatchStop::kCancelled ? BatchState::kCancelled
                : why == BatchStop::kExpired ? BatchState::kExpired
                                             : BatchState::kCompleted);
-  return tell_(batch_, /*lasting=*/true);
+  return publish_(batch_, /*lasting=*/true);
 }
 
 Status BatchWork::PublishFiles() {

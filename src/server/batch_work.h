@@ -1,5 +1,5 @@
 // The work on one batch, from its input file to the files that it gives: reads the input, puts its requests to the engine, writes
-// the answers. What an earlier server answered is not computed again. Layer: server.
+// the answers. Requests that an earlier server answered are not computed again. Layer: server.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace coppice::server {
 
-// What batches need of the server. What it points to outlives them.
+// The server's parts for batches, which outlive them.
 struct BatchContext {
   Engine* engine = nullptr;
   const openai::OpenAiRequestParser* parser = nullptr;
@@ -27,7 +27,7 @@ struct BatchContext {
   int64_t max_requests = 0;               // of a batch
   size_t max_line_bytes = 0;              // of its input
   int32_t max_active = 0;                 // requests of a batch in the engine
-  int32_t max_waiting = 1;                // nothing is submitted while so many requests wait, whoever sent them
+  int32_t max_waiting = 1;                // nothing is submitted while so many requests wait, those of other clients included
   std::function<openai::FindNamedPrefix(const std::string& key)> prefixes_of;
   // BatchRunOptions::admit and on_end, of a key's requests.
   std::function<openai::BatchAdmission(const std::string& key, openai::OpenAiRequest*)> admit;
@@ -40,13 +40,13 @@ enum class BatchStop : uint8_t { kNone, kCancelled, kExpired, kShutdown };
 class BatchWork {
  public:
   using Asked = std::function<BatchStop()>;
-  using Tell = std::function<Status(const Batch&, bool lasting)>;
+  using Publish = std::function<Status(const Batch&, bool lasting)>;
 
-  // `room` is that of its files, which grows with them, until the batch was told to have ended. `asked` says whether to stop;
-  // `tell` is told what changes, `lasting` where a server that starts again must know. `resumed`: an earlier one began.
-  BatchWork(const BatchContext& context, Batch batch, FileRoom* room, bool resumed, Asked asked, Tell tell);
+  // `room` is that of its files, which grows with them, until the batch was reported to have ended. `asked` says whether to stop;
+  // `publish` has what changes, `lasting` where a server that starts again must know. `resumed`: an earlier one began.
+  BatchWork(const BatchContext& context, Batch batch, FileRoom* room, bool resumed, Asked asked, Publish publish);
 
-  // To the batch's end, or until the next start has to go on with it: a shutdown, or a lost device. What was told last says how it
+  // To the batch's end, or until the next start has to go on with it: a shutdown, or a lost device. The last report says how it
   // ended.
   void Run();
 
@@ -64,7 +64,7 @@ class BatchWork {
   FileRoom& room_;
   const bool resumed_;
   const Asked asked_;
-  const Tell tell_;
+  const Publish publish_;
 };
 
 }  // namespace coppice::server

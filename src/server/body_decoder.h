@@ -29,7 +29,7 @@ class BodyDecoder {
   // Decodes what has come next and appends it to `body`. INVALID_ARGUMENT: it is no gzip; OUT_OF_RANGE: `body` would have more than
   // `max_bytes`.
   Status Put(std::string_view bytes, size_t max_bytes, std::string* body);
-  // What was put is whole.
+  // The bytes put so far are a whole gzip.
   bool done() const { return done_; }
 
  private:

@@ -25,7 +25,7 @@ class ByteBudget {
   ByteBudget(const ByteBudget&) = delete;
   ByteBudget& operator=(const ByteBudget&) = delete;
 
-  // What one request holds; gives it back when it is destroyed. The budget outlives it. Not thread-safe.
+  // The bytes of one request; given back when it is destroyed. The budget outlives it. Not thread-safe.
   class Held {
    public:
     Held(ByteBudget* budget, std::string share) : budget_(budget), share_(std::move(share)) {}

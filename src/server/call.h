@@ -22,10 +22,10 @@ struct Call {
   std::string key;                    // name of the API key; empty without keys
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   openai::TokenUsage usage;
-  // What it was admitted with; null: nothing yet. After `responder`: a client whose request got no answer finds the place free.
+  // The call's admission; null: none yet. After `responder`: a client whose request got no answer finds the place free.
   std::shared_ptr<Admission> admission;
   std::shared_ptr<SampleStore::Generated> samples;  // that it generates and keeps; null: none
-  std::string reason;                               // of an error: what the client is told
+  std::string reason;                               // of an error: the client's message
   std::string logged_body;                          // where the log is to have it
   std::string ignored_fields;                       // of the request, by their names
 };

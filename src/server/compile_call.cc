@@ -6,7 +6,7 @@ namespace coppice::server {
 
 void CompileCall::Start(Parts parts) {
   const std::shared_ptr<CompileCall> call(new CompileCall(std::move(parts)));
-  // First: what is told when it is compiled has a callback of its own.
+  // First: the answer once it is compiled has a callback of its own.
   call->parts_.responder->WhenGone([weak = call->weak_from_this()] {
     if (const std::shared_ptr<CompileCall> call = weak.lock()) call->Cancel();
   });

@@ -1,4 +1,4 @@
-// What a request waits for before its generation where its output has a form: that this is compiled. Ends with its client. Layer:
+// The wait of a request whose output has a form: until this is compiled. Ends with its client. Layer:
 // server.
 #pragma once
 
@@ -21,7 +21,7 @@ class CompileCall : public std::enable_shared_from_this<CompileCall> {
     GrammarSource source;
     std::optional<CompileQueue::Clock::time_point> deadline;
     std::shared_ptr<Responder> responder;
-    CompileQueue::Done on_compiled;  // as CompileQueue::Compile tells; CANCELLED: the client left
+    CompileQueue::Done on_compiled;  // as of CompileQueue::Compile; CANCELLED: the client left
   };
   static void Start(Parts parts);
 

@@ -67,7 +67,7 @@ class ConnectionTable::Place {
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
-  // How the connection is told that it has lost its place: `close` is called once at most, on any thread, and never after the Place
+  // How the connection learns that it has lost its place: `close` is called once at most, on any thread, and never after the Place
   // is gone.
   void CloseBy(std::function<void()> close);
   // From now on the connection waits for its client, which has just done something.

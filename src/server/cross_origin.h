@@ -23,7 +23,7 @@ class CrossOrigin {
   static Result<CrossOrigin> Parse(std::span<const std::string> origins);
 
   bool Allows(std::string_view origin) const;
-  // What every answer to a page of `origin` carries; nothing where it is not allowed or empty.
+  // Headers of every answer to a page of `origin`; none where it is not allowed or empty.
   HttpResponse::Headers AnswerHeaders(std::string_view origin) const;
   // The answer to what a browser asks before it sends a request that needs permission; nothing: `head` is no such question, or its
   // origin is not allowed. Needs no key: browsers send none with it.

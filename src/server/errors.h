@@ -20,7 +20,7 @@ HttpResponse ErrorResponse(int http_status, std::string_view message, std::strin
 // Of calls on what the server keeps, samples and prefixes: NOT_FOUND is 404, FAILED_PRECONDITION 409, RESOURCE_EXHAUSTED 429.
 HttpResponse KeptErrorResponse(const Status& status);
 
-// What a client is told of a file that the server cannot write, without the server's paths, which the log has: UNAVAILABLE where
+// The client's message of a file that the server cannot write, without the server's paths, which the log has: UNAVAILABLE where
 // the disk is full, else INTERNAL.
 Status DiskProblem(const Status& status);
 

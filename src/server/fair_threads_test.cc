@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Work that tells when it has begun, and ends when it may. Outlives the threads.
+// Work that reports when it has begun, and ends when it may. Outlives the threads.
 class Held {
  public:
   FairThreads::Work work() {

@@ -83,7 +83,7 @@ Status FileStore::Restore(const std::set<std::string>& unfinished) {
     entries_[id] = {.info = std::move(info), .order = ++next_order_};
   }
   for (const std::string& id : data) {
-    // What an upload left that a kill cut off.
+    // Data without a record: a kill cut its upload off.
     if (!fs::exists(fs::path(options_.folder) / (id + kRecordSuffix), error) && !unfinished.contains(id)) RemoveFiles(id);
   }
   return OkStatus();
@@ -256,6 +256,11 @@ bool FileStore::Use(const std::string& key, const std::string& id) {
   if (!Find(key, id)) return false;
   ++entries_[id].users;
   return true;
+}
+
+void FileStore::UseAgain(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = entries_.find(id); found != entries_.end()) ++found->second.users;
 }
 
 void FileStore::Release(const std::string& id) {

@@ -79,7 +79,7 @@ class FileStore {
   // Keeps `data`; `info` says whose it is and how it is named, and gets an id, a size and a time. RESOURCE_EXHAUSTED: the key has
   // too many; else as DiskProblem.
   Result<FileInfo> Put(FileInfo info, std::string_view data);
-  // What lies at PathOf(info.id) is a file from now on, whatever the limits; info.bytes and info.created are set here.
+  // The data at PathOf(info.id) is a file from now on, whatever the limits; info.bytes and info.created are set here.
   Status Publish(FileInfo info);
   std::optional<FileInfo> Get(const std::string& key, const std::string& id) const;
   std::vector<FileInfo> List(const std::string& key) const;  // oldest first
@@ -90,6 +90,8 @@ class FileStore {
 
   // A batch reads the file: it stays until Release, however old. False: there is none.
   bool Use(const std::string& key, const std::string& id);
+  // Likewise, where it did so before the server started: the file may have expired since.
+  void UseAgain(const std::string& id);
   void Release(const std::string& id);
   // Of an id that the store gave.
   std::string PathOf(const std::string& id) const;

@@ -74,9 +74,12 @@ void GenerationCall::SubmitPrompts() {
 void GenerationCall::BeginStreams() {
   if (streams_.empty()) return;
   responder_->BeginStream();  // before what the first event brings
-  std::string begin;
-  for (const std::unique_ptr<openai::AnswerStream>& stream : streams_) stream->Begin(&begin);
-  if (!begin.empty()) responder_->Write(std::move(begin));
+  for (const std::unique_ptr<openai::AnswerStream>& stream : streams_) {
+    std::string begin;
+    std::unique_ptr<TextSource> large_begin = stream->Begin(&begin);
+    if (!begin.empty()) responder_->Write(std::move(begin));
+    if (large_begin) responder_->Write(std::move(large_begin));
+  }
 }
 
 void GenerationCall::OnEvent(size_t index, const StreamEvent& event) {
@@ -135,10 +138,10 @@ openai::TokenUsage GenerationCall::Usage() const {
   return usage(prompt_tokens);
 }
 
-// What ends is counted and the key's place is free (End) before the last byte goes out: a client that has its answer
+// A call that ends is counted and the key's place is free (End) before the last byte goes out: a client that has its answer
 // finds it in /metrics, and its next request finds the place.
 void GenerationCall::OnEnd() {
-  if (!on_end_) return;  // it was told, and there was no memory for the answer, which the responder says
+  if (!on_end_) return;  // called before, and there was no memory for the answer, which the responder says
   if (cancelled()) return End(kClientLeft);
   if (!streams_.empty() && !refused()) {
     openai::BodyError error;
@@ -169,8 +172,8 @@ HttpResponse GenerationCall::FailureResponse() const {
   return ErrorResponse(error.status, error.param);
 }
 
-// What becomes text on this thread, that of the engine's events, holds up everybody's: large answers do so elsewhere, and votes,
-// whose regex is the client's.
+// An answer that becomes text on this thread, that of the engine's events, holds up all others. Large answers, and votes, whose
+// regex is the client's, become text elsewhere.
 void GenerationCall::SendWhole() {
   double bytes = 0;
   bool voted = false;

@@ -27,7 +27,7 @@ class GenerationCall final : public openai::RequestDriver {
  public:
   struct Outcome {
     int status = 200;    // of HTTP; 499 where the client left before the end
-    std::string reason;  // of an error: what the client is told
+    std::string reason;  // of an error: the client's message
     openai::TokenUsage usage;
     int64_t computed_tokens = 0;  // of prompts that a step took in, as often as the answer has them, and of their output
     double first_token_seconds = -1, token_seconds = -1;  // -1: there was none
@@ -40,10 +40,10 @@ class GenerationCall final : public openai::RequestDriver {
     std::shared_ptr<Responder> responder;
     ActiveCalls* active = nullptr;  // where others find the call by its ids; may be null
     std::string key;                // name of the API key whose call it is
-    // Prompts whose samples have names (OpenAiRequest::sample_ids) are kept: told by prompt once it is submitted, under the call's
-    // lock.
+    // Prompts whose samples have names (OpenAiRequest::sample_ids) are kept: called by prompt once it is submitted, under the
+    // call's lock.
     std::function<void(size_t prompt, const std::shared_ptr<openai::KeptRequest>&)> on_kept;
-    // Not null: the answer tells these samples of a kept request, which begin with so many tokens, and `prompts` has the form of
+    // Not null: the answer reports these samples of a kept request, which begin with so many tokens, and `prompts` has the form of
     // the answer alone.
     std::shared_ptr<openai::KeptRequest> kept;
     std::shared_ptr<openai::KeptRequest::Group> group;
@@ -76,7 +76,7 @@ class GenerationCall final : public openai::RequestDriver {
   openai::TokenUsage Usage() const;
   void SendWhole();
   HttpResponse FailureResponse() const;
-  void End(int status, std::string reason = {});  // tells what it was, once
+  void End(int status, std::string reason = {});  // reports what it was, once
 
   const openai::ResponseFacts facts_;
   const std::shared_ptr<Responder> responder_;

@@ -28,7 +28,7 @@ uint64_t RandomSeed() {
   return seed;
 }
 
-// What bodies of completions and chats say of their samples' lives, which no file of requests does.
+// Fields of completions and chats for their samples' lives, which no file of requests has.
 struct SampleLives {
   std::optional<double> keep;  // seconds
   bool vote_stop = false;
@@ -48,17 +48,18 @@ SampleLives TakeLives(openai::Endpoint endpoint, nlohmann::json* body, openai::B
   return lives;
 }
 
-// The salt that a client gave; a named prefix's is not its to tell.
+// The salt that a client gave; a named prefix's stays hidden.
 const std::string& SaltOf(const openai::OpenAiRequest& request) {
   static const std::string kNone;
   return request.prefix && !request.prefix->cache_salt.empty() ? kNone : request.request.cache_salt;
 }
 
-// What answers to forks of a request's samples depend on.
+// The fields of a request that answers to forks of its samples depend on.
 std::shared_ptr<const openai::OpenAiRequest> FormOf(const openai::OpenAiRequest& request) {
   openai::OpenAiRequest form = {.endpoint = request.endpoint,
                                 .logprobs = request.logprobs,
                                 .return_token_ids = request.return_token_ids,
+                                .tokens_as_ids = request.tokens_as_ids,
                                 .tools = request.tools};
   form.request.max_tokens = request.request.max_tokens;
   form.request.top_logprobs = request.request.top_logprobs;
@@ -156,7 +157,7 @@ void GenerationRoutes::TakeOne(const std::shared_ptr<Call>& call, openai::OpenAi
 }
 
 void GenerationRoutes::Take(const std::shared_ptr<Call>& call, std::vector<openai::OpenAiRequest> prompts, bool seeded) {
-  if (!prompts.empty()) TellIgnored(call, prompts.front().ignored_fields);
+  if (!prompts.empty()) ReportIgnored(call, prompts.front().ignored_fields);
   int64_t samples = 0;
   for (const openai::OpenAiRequest& prompt : prompts) samples += prompt.request.num_sequences();
   if (context_.options().max_waiting > 0 && prompts.size() > 1 &&
@@ -174,6 +175,7 @@ void GenerationRoutes::Take(const std::shared_ptr<Call>& call, std::vector<opena
       return context_.Answer(call, error);
     }
     context_.parser().SetPrompt(*std::move(ids), &prompt);
+    if (const openai::BodyError begins = CheckLogprobStart(prompt); !begins.status.ok()) return context_.Answer(call, begins);
     if (Status allowed = context_.access().Complete(call->key, &prompt.request); !allowed.ok()) {
       const openai::BodyError error = prompt.InItsWords({.status = std::move(allowed), .param = "priority"});
       return context_.Answer(call, error);

@@ -40,7 +40,7 @@ class GenerationRoutes {
   CompileQueue* compile_queue() const { return compile_queue_.get(); }
   // Forms are compiled no more; calls that wait for one are answered with `why`.
   void Drain(const Status& why);
-  // A generation's, but for what it tells: its engine, its client and its end, which is counted and logged.
+  // A generation's, but for its answer: its engine, its client and its end, which is counted and logged.
   GenerationCall::Parts PartsOf(const std::shared_ptr<Call>& call);
 
  private:

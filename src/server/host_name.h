@@ -1,4 +1,4 @@
-// Whom a request says that it is for. A page of another site can give its own name this machine's address (DNS rebinding) and then
+// The host that a request names. A page of another site can give its own name this machine's address (DNS rebinding) and then
 // speak to a server that only this machine reaches; what its browser sends still carries the name.
 // Layer: server.
 #pragma once

@@ -17,7 +17,7 @@
 
 namespace coppice::server {
 
-// What is logged where the client has left, as nginx does: nobody receives it.
+// The status logged where the client has left, as nginx does: it is not sent.
 inline constexpr int kClientLeft = 499;
 
 // A file that is a body.
@@ -60,7 +60,7 @@ inline HttpResponse BodyResponse(std::unique_ptr<TextSource> body, double bytes)
 }
 
 // Where the answer to one request goes: Send once, or BeginStream, any number of Write, EndStream. Thread-safe; nothing blocks.
-// What comes after the client is gone is dropped. If the last owner lets go of it before there is an answer, the client gets a 500.
+// Writes after the client is gone are dropped. If the last owner lets go of it before there is an answer, the client gets a 500.
 class Responder {
  public:
   virtual ~Responder() = default;
@@ -77,9 +77,9 @@ class Responder {
   virtual void WhenGone(std::function<void()> callback) = 0;
 };
 
-// What becomes of a request, as its head alone decides before a body is awaited.
+// The plan of a request, by its head alone, before a body is awaited.
 struct RequestPlan {
-  std::optional<HttpResponse> refusal;  // told instead of reading a body; where there is one, the connection ends
+  std::optional<HttpResponse> refusal;  // sent instead of reading a body; where there is one, the connection ends
   // Else: answers the request when its body has come, now or later. Destroyed where it does not come.
   std::function<void(HttpRequest, std::shared_ptr<Responder>)> handle;
   bool takes_time = false;                // `handle` parses or waits for a disk: it is called on one of the threads for that

@@ -25,7 +25,7 @@ std::string_view ValueOf(const Message& message, http::field field) {
   return {value.data(), value.size()};
 }
 
-// What makes the body's length doubtful; empty: nothing. A proxy that reads it otherwise would take a part of the body for a
+// The reason to doubt the body's length; empty: nothing. A proxy that reads it otherwise would take a part of the body for a
 // request.
 template <class Message>
 std::string_view FramingProblem(const Message& message) {
@@ -49,7 +49,7 @@ std::optional<std::string_view> AuthorityOf(std::string_view target) {
   return target.substr(0, target.find_first_of("/?"));
 }
 
-// What makes it doubtful for whom the request is; empty: nothing (RFC 9112, sections 3.2 and 3.2.2).
+// The reason to doubt which host the request is for; empty: nothing (RFC 9112, sections 3.2 and 3.2.2).
 template <class Message>
 std::string_view HostProblem(const Message& message) {
   const size_t hosts = message.count(http::field::host);

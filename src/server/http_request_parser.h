@@ -43,10 +43,10 @@ class HttpRequestParser {
   HttpRequest Head() const;  // without the body, and without what only a connection knows: id and peer
   unsigned version() const { return parser_.get().version(); }  // 10 or 11
   bool keep_alive() const { return parser_.get().keep_alive(); }
-  bool waits_for_continue() const;  // its sender wants to be told that the body may come
-  // Bytes of the body; nothing: its end tells.
+  bool waits_for_continue() const;  // its sender waits for word that the body may come
+  // Bytes of the body; nothing: it ends with the connection.
   std::optional<uint64_t> body_bytes() const;
-  // What has come of the body and was not taken out yet. May be cleared or moved from between two Puts.
+  // Bytes of the body that have come and were not taken out yet. May be cleared or moved from between two Puts.
   std::string& body() { return parser_.get().body(); }
 
  private:

@@ -116,7 +116,7 @@ TEST(HttpRequestParser, WhatIsRefused) {
   EXPECT_EQ(RefusalOf("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;" + std::string(300, 'a')).status, 431);
 }
 
-// What another reader of the same bytes could take for another body.
+// Lengths of which another reader of the same bytes could make another body.
 TEST(HttpRequestParser, LengthsThatAreDoubtfulAreRefused) {
   const auto post = [](const std::string& headers, const char* body = "a") {
     return "POST / HTTP/1.1\r\nHost: x\r\n" + headers + "\r\n\r\n" + body;

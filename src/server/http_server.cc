@@ -78,8 +78,11 @@ class BeastServer final : public HttpServer {
     if (error) return InvalidArgument(fmt::format("host is {}, expected an address such as 127.0.0.1 or ::", shared_.options.host));
     const tcp::endpoint endpoint(address, shared_.options.port);
     const auto failed = [&] {
-      return Unavailable(
-          fmt::format("cannot listen on {} port {}: {}", shared_.options.host, shared_.options.port, error.message()));
+      return Unavailable(fmt::format("cannot listen on {} port {}: {}{}", shared_.options.host, shared_.options.port,
+                                     error.message(),
+                                     error == asio::error::address_in_use
+                                         ? "; end the program that listens there, or give another --port (0: one that is free)"
+                                         : ""));
     };
     if (acceptor_.open(endpoint.protocol(), error); error) return failed();
     acceptor_.set_option(asio::socket_base::reuse_address(true), error);

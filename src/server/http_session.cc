@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -31,6 +33,8 @@ using namespace asio::experimental::awaitable_operators;  // NOLINT(build/namesp
 
 // Of what a client sends ahead, beside the largest header: bytes of bodies and requests of a pipeline.
 constexpr size_t kReadAhead = size_t{64} << 10;
+
+constexpr auto kWatchSender = std::chrono::seconds(1);  // between two looks whether a client whose next request is there has left
 
 constexpr size_t kFirstRead = 4096;  // most requests are smaller
 constexpr size_t kBodyRead = kReadAhead;
@@ -71,7 +75,15 @@ asio::awaitable<void> OnThreads(HttpSessions* sessions, FairThreads* threads, co
       asio::use_awaitable);
 }
 
-// What a handler throws costs its request, not the server: `answer` tells the client where it goes without one.
+// Whether the client may send more: it has not closed its side, as the system knows before all bytes are read. True where the
+// system does not say.
+bool SendsMore(tcp::socket& socket) {
+  tcp_info info = {};
+  socklen_t size = sizeof info;
+  return getsockopt(socket.native_handle(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_state == TCP_ESTABLISHED;
+}
+
+// An exception of a handler costs its request, not the server: `answer` reports to a client that goes without one.
 void Handle(HttpSession::Incoming incoming, std::shared_ptr<Responder> answer) {
   const MemoryPatience none(std::chrono::seconds(0));
   try {
@@ -81,7 +93,7 @@ void Handle(HttpSession::Incoming incoming, std::shared_ptr<Responder> answer) {
   }
 }
 
-// What all answers carry.
+// Headers of all answers.
 template <class Message>
 void SetCommon(std::string_view id, bool keep_alive, const HttpResponse::Headers& headers, Message* message) {
   message->set(http::field::date, HttpDate());
@@ -244,7 +256,7 @@ asio::awaitable<bool> HttpSession::Receive(size_t most) {
   // The parser leaves less than the largest head, and the buffer holds more.
   auto [error, size] =
       co_await stream_.async_read_some(buffer_.prepare(std::min(most, buffer_.max_size() - buffer_.size())), kAwait);
-  if (error) co_return false;  // who ends in the middle, or sends so slowly, gets no answer
+  if (error) co_return false;  // a client that ends in the middle, or sends so slowly, gets no answer
   buffer_.commit(size);
   place_->WaitsForClient();
   co_return true;
@@ -340,14 +352,14 @@ asio::awaitable<bool> HttpSession::Refuse(int status, std::string_view message) 
   co_return co_await Refuse(ErrorResponse(status, message));
 }
 
-// What follows on the connection is not known to be a request: it ends.
+// Bytes that follow need not begin a request: the connection ends.
 asio::awaitable<bool> HttpSession::Refuse(HttpResponse response) {
   keep_alive_ = head_only_ = false;
   version_ = 11;
   co_await WriteWhole(response, /*responder=*/nullptr);
   beast::error_code ignored;
   stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
-  // What the client is still sending is read for a moment: a reset would take the answer from it.
+  // Bytes that the client is still sending are read for a moment: a reset would take the answer from it.
   stream_.expires_after(std::chrono::seconds(1));
   std::string sink(size_t{64} << 10, '\0');
   for (int64_t left = int64_t{64} << 20; left > 0;) {
@@ -369,9 +381,14 @@ asio::awaitable<void> HttpSession::UntilGone() {
     const ssize_t size = recv(stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (size == 0 || (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) co_return;
     if (size < 0) continue;
-    asio::steady_timer never(sessions_.io, asio::steady_timer::time_point::max());  // the next request is there; who sent it stays
-    co_await never.async_wait(kAwait);
-    break;
+    // The next request is there, and hides the end of what its sender sends.
+    asio::steady_timer later(sessions_.io);
+    do {
+      later.expires_after(kWatchSender);
+      auto [stopped] = co_await later.async_wait(kAwait);
+      if (stopped || (co_await asio::this_coro::cancellation_state).cancelled() != asio::cancellation_type::none) co_return;
+    } while (SendsMore(stream_.socket()));
+    co_return;
   }
 }
 

@@ -52,7 +52,7 @@ class WriteTurns {
   static void on_timer() {}
 };
 
-// What all connections of a server share.
+// Shared by all connections of a server.
 struct HttpShared {
   HttpServerOptions options;
   HttpServer::Planner planner;
@@ -113,7 +113,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   asio::awaitable<bool> ReadHead(HttpRequestParser* parser);
   // Of the head that `parser` holds.
   HttpRequest TakeHead(const HttpRequestParser& parser);
-  // What follows the head, decoded where the plan says so, into `request`; `held` grows with it. False: as ReadHead.
+  // The body behind the head, decoded where the plan says so, into `request`; `held` grows with it. False: as ReadHead.
   asio::awaitable<bool> ReadBody(HttpRequestParser* parser, ByteBudget::Held* held, HttpRequest* request);
   asio::awaitable<bool> ReadGzip(HttpRequestParser* parser, size_t max_bytes, ByteBudget::Held* held, HttpRequest* request);
   asio::awaitable<bool> ReadUpload(HttpRequestParser* parser, const std::string& folder, ByteBudget::Held* held,
@@ -127,7 +127,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void Feed(HttpRequestParser* parser);
   // Waits for more bytes, `most` of them at most; false: as ReadHead, and nothing was answered.
   asio::awaitable<bool> Receive(size_t most);
-  // Tells a client that waits for it to send the body.
+  // Asks a client that waits for it to send the body.
   asio::awaitable<bool> Continue(const HttpRequestParser& parser);
   asio::awaitable<bool> Refuse(int status, std::string_view message);
   asio::awaitable<bool> Refuse(const HttpRequestParser::Refusal& refusal) { return Refuse(refusal.status, refusal.message); }
@@ -136,9 +136,9 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   asio::awaitable<bool> WriteAnswer(std::shared_ptr<SessionResponder> responder);
   // There is more of the answer; `cut`: it is given up.
   void Wake(bool cut);
-  // Returns when the client has closed its side; never while it has sent more than was read.
+  // Returns when the client has closed its side.
   asio::awaitable<void> UntilGone();
-  // A whole answer; `responder`, which may be null, is told what it holds meanwhile.
+  // A whole answer; `responder`, which may be null, counts what it holds meanwhile.
   asio::awaitable<bool> WriteWhole(const HttpResponse& response, SessionResponder* responder);
   asio::awaitable<bool> WriteFile(const BodyFile& file, SessionResponder* responder);
   asio::awaitable<bool> WriteSource(TextSource* source, SessionResponder* responder);

@@ -38,7 +38,7 @@ std::string_view TakeUntil(char end, std::string_view* text) {
   return taken;
 }
 
-// What a parameter's value says: a token, or a quoted string with its escapes.
+// The text of a parameter's value: a token, or a quoted string with its escapes.
 std::string Unquoted(std::string_view value) {
   if (value.size() < 2 || value.front() != '"' || value.back() != '"') return std::string(value);
   std::string text;

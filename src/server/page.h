@@ -12,7 +12,7 @@ struct PageFile {
 };
 
 std::span<const PageFile> PageFiles();
-// What a browser may load for the page and where it may send: this server alone.
+// Sources that a browser may load for the page, and targets that it may send to: this server alone.
 inline constexpr std::string_view kPagePolicy =
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action "
     "'none'; "

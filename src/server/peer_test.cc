@@ -15,7 +15,7 @@ TrustedProxies Proxies(std::vector<std::string> networks) { return TrustedProxie
 
 TEST(Peer, OneIsAnAddressOrASite) {
   EXPECT_EQ(PeerOf("192.0.2.1"), "192.0.2.1");
-  EXPECT_EQ(PeerOf("::ffff:192.0.2.1"), "192.0.2.1");  // as a socket for both tells it
+  EXPECT_EQ(PeerOf("::ffff:192.0.2.1"), "192.0.2.1");  // as a socket for both gives it
   EXPECT_EQ(PeerOf("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
   EXPECT_EQ(PeerOf("2001:db8:1:2::1"), PeerOf("2001:db8:1:2:ffff::"));
   EXPECT_NE(PeerOf("2001:db8:1:2::1"), PeerOf("2001:db8:1:3::1"));
@@ -42,7 +42,7 @@ TEST(TrustedProxies, WhatIsNoNetworkIsNamed) {
   }
 }
 
-TEST(TrustedProxies, TheClientIsWhoAskedTheFirstOfThem) {
+TEST(TrustedProxies, TheClientIsTheOneThatAskedTheFirstOfThem) {
   const TrustedProxies proxies = Proxies({"127.0.0.1", "10.0.0.0/8"});
   EXPECT_EQ(proxies.ClientOf("127.0.0.1", "203.0.113.9"), "203.0.113.9");
   EXPECT_EQ(proxies.ClientOf("127.0.0.1", "203.0.113.9, 10.1.1.1"), "203.0.113.9");

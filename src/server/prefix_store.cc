@@ -33,7 +33,7 @@ int64_t Seconds(std::chrono::system_clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
 }
 
-// What a record holds besides the body of the request that made it.
+// The fields of a record; `prefix` is read from the body of the request that made it.
 struct Record {
   std::string key, name;
   int64_t created = 0;
@@ -118,6 +118,9 @@ void PrefixStore::Put(const std::string& key, const std::string& name, openai::N
     computed->cached = event.cached_tokens;
     computed->begun |= event.begun;
     if (event.finish_reason == FinishReason::kError) computed->status = event.status;
+    if (event.finish_reason == FinishReason::kCancelled)
+      computed->status =
+          Unavailable("a pause of the engine or an update of weights ended the prefix before its KV was there; send it again");
     if (!event.request_done) return;
     const std::lock_guard lock(mutex_);
     computed_.push_back(std::move(*computed));

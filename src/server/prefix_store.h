@@ -27,7 +27,7 @@ namespace coppice::server {
 struct PrefixStoreOptions {
   std::string folder;              // where they are kept; empty: nowhere
   int32_t max_per_key = 0;         // prefixes of one API key
-  int64_t max_tokens = 0;          // of all of them: pinned pages are no room for anybody else
+  int64_t max_tokens = 0;          // of all of them: pinned pages are no room for other requests
   int64_t max_tokens_per_key = 0;  // of one API key's; 0: max_tokens
   double max_ttl_seconds = 0;      // how long one is kept, where it does not say less; 0: for good
 };
@@ -67,7 +67,7 @@ class PrefixStore {
   // Get for the parsers of the key's requests. The store outlives it.
   openai::FindNamedPrefix FinderOf(const std::string& key) const;
   std::vector<Info> List(const std::string& key) const;  // what Get gives, by name
-  // Lets the key's own prefix go; those who use it go on. False: there is none.
+  // Lets the key's own prefix go; requests that use it go on. False: there is none.
   bool Delete(const std::string& key, const std::string& name);
 
  private:
@@ -120,7 +120,7 @@ class PrefixStore {
   std::map<Id, Entry> entries_;
   std::map<std::string, std::string> public_owners_;  // keys of entries that are public, by name
   std::map<Id, Computing> computing_;                 // those on their way, which take room too
-  std::deque<Computed> computed_;                     // to be saved and told: not on the engine's thread
+  std::deque<Computed> computed_;                     // to be saved and reported: not on the engine's thread
   int64_t next_pin_ = 0;
   std::jthread worker_;  // last, so that it ends first
 };

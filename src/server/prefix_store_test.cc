@@ -100,6 +100,19 @@ TEST_F(PrefixStoreTest, APrefixIsPinnedUntilItIsDeleted) {
   EXPECT_FALSE(Pinned(12));
 }
 
+TEST_F(PrefixStoreTest, OneThatAPauseEndsIsNotMade) {
+  std::promise<Result<PrefixStore::Info>> promise;
+  store_->Put("alice", "a", PrefixOf(Prompt(40)), [&](const PrefixStore::Outcome& outcome) { promise.set_value(outcome.made); });
+  harness_->Step();  // 32 tokens of it
+  ASSERT_TRUE(harness_->engine().Pause({.mode = PauseMode::kAbort}).ok());
+  ASSERT_TRUE(harness_->engine().Resume().ok());
+  harness_->RunToEnd();
+  EXPECT_EQ(promise.get_future().get().status().code(), StatusCode::kUnavailable);
+  EXPECT_FALSE(store_->Get("alice", "a"));
+  EXPECT_TRUE(Put("alice", "a", PrefixOf(Prompt(40))).ok());
+  EXPECT_TRUE(Pinned(40));
+}
+
 TEST_F(PrefixStoreTest, ANewOneTakesThePlaceOfTheOld) {
   ASSERT_TRUE(Put("", "a", PrefixOf(Prompt(20, 1))).ok());
   ASSERT_TRUE(Put("", "a", PrefixOf(Prompt(8, 2))).ok());
@@ -158,7 +171,7 @@ TEST_F(PrefixStoreTest, ItsTimeEnds) {
   EXPECT_FALSE(Pinned(12));
 }
 
-TEST_F(PrefixStoreTest, WhatFailsIsToldAndLeavesTheOldOne) {
+TEST_F(PrefixStoreTest, WhatFailsIsReportedAndLeavesTheOldOne) {
   ASSERT_TRUE(Put("", "a", PrefixOf(Prompt(8))).ok());
   EXPECT_FALSE(Put("", "a", PrefixOf({999'999})).ok());  // beyond the vocabulary
   EXPECT_TRUE(Put("", "a", PrefixOf(Prompt(9))).ok());   // and the name is free again
@@ -195,7 +208,7 @@ TEST_F(PrefixStoreTest, TheNextStartFindsWhatTheFolderKeeps) {
   EXPECT_FALSE(store_->Get("alice", "a"));
 }
 
-// What lies in a folder is not always what a server put there.
+// Files in a folder are not always those that a server put there.
 TEST_F(PrefixStoreTest, RecordsThatAreNoneAreLeft) {
   Start(folder_);
   EXPECT_EQ(fs::status(folder_).permissions(), fs::perms::owner_all);
@@ -249,7 +262,7 @@ TEST_F(PrefixStoreTest, APublicPrefixIsForAllKeys) {
   EXPECT_EQ(Cached("bob", longer, 12), 12);
   EXPECT_EQ(Cached("bob", longer, 12), 18);
   EXPECT_EQ(Cached("alice", longer, 12), 12);
-  EXPECT_EQ(Cached("carol", longer), 0);  // who does not name it has nothing of it
+  EXPECT_EQ(Cached("carol", longer), 0);  // a request that does not name it has nothing of it
   // A key's own prefix of the name comes first.
   ASSERT_TRUE(Put("bob", "a", PrefixOf(Prompt(9, 3))).ok());
   EXPECT_EQ(store_->Get("bob", "a")->prefix->token_ids.size(), 9U);

@@ -18,12 +18,12 @@ std::optional<int> HexDigit(char c) {
   return std::nullopt;
 }
 
-// %XX and + as what they stand for; a % without two digits stands for itself.
-std::string Decoded(std::string_view text) {
+// %XX as what it stands for, and + as `plus`; a % without two digits stands for itself.
+std::string Decoded(std::string_view text, char plus) {
   std::string decoded;
   for (size_t at = 0; at < text.size(); ++at) {
     if (text[at] == '+') {
-      decoded.push_back(' ');
+      decoded.push_back(plus);
       continue;
     }
     const std::optional<int> high = text[at] == '%' && at + 2 < text.size() ? HexDigit(text[at + 1]) : std::nullopt;
@@ -36,6 +36,8 @@ std::string Decoded(std::string_view text) {
 
 }  // namespace
 
+std::string DecodedPath(std::string_view text) { return Decoded(text, '+'); }
+
 std::vector<std::pair<std::string, std::string>> ParseQuery(std::string_view query) {
   std::vector<std::pair<std::string, std::string>> values;
   while (!query.empty()) {
@@ -43,7 +45,8 @@ std::vector<std::pair<std::string, std::string>> ParseQuery(std::string_view que
     query.remove_prefix(std::min(query.size(), pair.size() + 1));
     if (pair.empty()) continue;
     const size_t equals = std::min(pair.find('='), pair.size());
-    values.emplace_back(Decoded(pair.substr(0, equals)), equals < pair.size() ? Decoded(pair.substr(equals + 1)) : std::string());
+    values.emplace_back(Decoded(pair.substr(0, equals), ' '),
+                        equals < pair.size() ? Decoded(pair.substr(equals + 1), ' ') : std::string());
   }
   return values;
 }

@@ -16,13 +16,15 @@ namespace coppice::server {
 
 // Names and values in the order of the query, decoded; a name without "=" has an empty value.
 std::vector<std::pair<std::string, std::string>> ParseQuery(std::string_view query);
+// A part of a path, decoded: a + stands for itself.
+std::string DecodedPath(std::string_view text);
 using QueryValues = std::map<std::string, std::string>;
 
 // Values by names, which are of `names`; others are refused, and one that is given twice. On an error, `error->param` names the
 // parameter.
 std::optional<QueryValues> ParseQuery(std::string_view query, std::span<const std::string_view> names, openai::BodyError* error);
 
-// What lists are asked for.
+// The query of a list.
 struct ListQuery {
   std::optional<std::string> purpose;  // of files
   std::string after;                   // an id; empty: from the beginning

@@ -40,7 +40,7 @@ Status PrepareFolder(const std::string& folder) {
   COPPICE_RETURN_IF_ERROR(MakePrivateFolder(folder));
   COPPICE_ASSIGN_OR_RETURN(const OthersAccess others, AccessOfOthers(folder));
   if (others.write) {
-    spdlog::warn("{} may be written to by others, who may change what clients get: chmod 700 {}", folder, folder);
+    spdlog::warn("{} may be written to by others: they could change what clients get. chmod 700 {}", folder, folder);
   } else if (others.read) {
     spdlog::warn("{} may be read by others, and holds prompts and answers: chmod 700 {}", folder, folder);
   }

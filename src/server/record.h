@@ -14,7 +14,7 @@ namespace coppice::server {
 
 inline constexpr const char* kRecordSuffix = ".json";
 
-// 32 hex digits that nobody guesses and no other record has.
+// 32 hex digits, unique and not to be guessed.
 inline std::string RandomName() { return RandomHex(16); }
 // Whether `name` is `begin` and a RandomName.
 bool IsNamed(std::string_view name, std::string_view begin);

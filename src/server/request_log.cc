@@ -50,7 +50,7 @@ std::string TextLine(const Call& call, int status, double seconds) {
   if (call.usage.prompt > 0)
     fmt::format_to(out, ", {}+{} tokens, {} cached", call.usage.prompt, call.usage.completion, call.usage.cached);
   if (!call.key.empty()) fmt::format_to(out, ", key {}", call.key);
-  // What to look for in the logs of a proxy or a client.
+  // Peer and request id, to be looked for in the logs of a proxy or a client.
   if (status >= 400) fmt::format_to(out, ", from {}, request {}", call.request.peer, call.request.id);
   if (!call.ignored_fields.empty()) fmt::format_to(out, ", ignored {}", call.ignored_fields);
   if (!call.reason.empty()) fmt::format_to(out, ": {}", Printable(call.reason, kMostReason));

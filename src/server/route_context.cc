@@ -88,11 +88,11 @@ void RouteContext::Try(const std::shared_ptr<Call>& call, const std::function<vo
   }
   if (status.ok()) return;
   call->admission.reset();  // what goes on in spite of this has its own hold of it
-  // The responder tells the client where there is no memory for this either.
+  // The responder answers the client where there is no memory for this either.
   Answer(call, ErrorResponse(status));
 }
 
-void TellIgnored(const std::shared_ptr<Call>& call, const std::vector<std::string>& fields) {
+void ReportIgnored(const std::shared_ptr<Call>& call, const std::vector<std::string>& fields) {
   if (fields.empty()) return;
   call->ignored_fields = openai::Listed(fields);
   call->responder->AddHeader("x-coppice-ignored-fields", call->ignored_fields);

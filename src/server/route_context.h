@@ -1,4 +1,4 @@
-// What the routes of a server have in common: its options and counters, and of each request the body, the admission, the answer and
+// Shared by the routes of a server: its options and counters, and of each request the body, the admission, the answer and
 // the log line. Layer: server.
 #pragma once
 
@@ -70,8 +70,8 @@ class RouteContext {
   std::atomic<const char*> draining_{nullptr};
 };
 
-// Tells the client and the log of fields that were ignored.
-void TellIgnored(const std::shared_ptr<Call>& call, const std::vector<std::string>& fields);
+// Reports ignored fields to the client and the log.
+void ReportIgnored(const std::shared_ptr<Call>& call, const std::vector<std::string>& fields);
 
 // Seconds since 1970.
 inline int64_t UnixSeconds() {

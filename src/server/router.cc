@@ -9,11 +9,12 @@
 #include "server/body_decoder.h"
 #include "server/errors.h"
 #include "server/multipart_form.h"
+#include "server/query.h"
 
 namespace coppice::server {
 namespace {
 
-// What a route's path before and behind its {variable} is; without one, all of it comes before.
+// The parts of a route's path before and behind its {variable}; without one, all of it comes before.
 struct PathParts {
   std::string_view before, behind;
   bool variable = false;
@@ -25,7 +26,7 @@ PathParts PartsOf(std::string_view path) {
   return {.before = path.substr(0, open), .behind = path.substr(path.find('}') + 1), .variable = true};
 }
 
-// What stands for the variable of a route's path in `path`, which may be empty where it has none; nothing: they do not match.
+// The part of `path` that stands for the variable of a route's path, empty where it has none; nothing: they do not match.
 std::optional<std::string_view> Match(const PathParts& parts, std::string_view path) {
   if (!parts.variable) return path == parts.before ? std::optional(std::string_view()) : std::nullopt;
   const size_t fixed = parts.before.size() + parts.behind.size();
@@ -53,11 +54,12 @@ Router::Found Router::Find(const HttpRequest& head) const {
     best = route.path;
     variable = *matched;
   }
-  if (best.empty()) {
+  const auto nothing = [&]() -> Found {
     return {.refusal =
                 ErrorResponse(404, fmt::format("there is no {}; /openapi.json says what there is", Printable(head.path, 200)))};
-  }
-  Found found = {.path = best, .variable = std::string(variable)};
+  };
+  if (best.empty()) return nothing();
+  Found found = {.path = best, .variable = DecodedPath(variable)};  // clients write the slash of a model's name as %2F
   std::string allowed;
   for (const Route& route : routes_) {
     if (route.path != best) continue;
@@ -65,6 +67,7 @@ Router::Found Router::Find(const HttpRequest& head) const {
     allowed += (allowed.empty() ? "" : ", ") + std::string(route.method);
   }
   if (!found.route) {
+    if (variable.find('/') != variable.npos) return nothing();  // rather a path that is not there than a name with slashes
     found.refusal = ErrorResponse(405, fmt::format("{} does not take {}, expected {}", best, Printable(head.method, 20), allowed));
     found.refusal->headers.emplace_back("allow", allowed);
   }

@@ -21,7 +21,7 @@ struct Call;
 // In the place of a route's path, where there is none.
 inline constexpr std::string_view kNoRoute = "none";
 
-// What the requests of a route carry behind their heads.
+// The bodies of a route's requests.
 enum class BodyKind : uint8_t {
   kNone,  // nothing that is read: no Content-Type is asked for
   kJson,

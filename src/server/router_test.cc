@@ -32,6 +32,7 @@ TEST(Router, FindsTheRouteThatSaysMost) {
   EXPECT_EQ(path("POST", "/things"), "/things ");
   EXPECT_EQ(path("GET", "/things/a"), "/things/{id} a");
   EXPECT_EQ(path("GET", "/things/a/b"), "/things/{id} a/b");
+  EXPECT_EQ(path("GET", "/things/a%2Fb+c%"), "/things/{id} a/b+c%");
   EXPECT_EQ(path("POST", "/things/a/cancel"), "/things/{id}/cancel a");
   EXPECT_EQ(path("POST", "/things//cancel"), "none");  // a thing of the name "/cancel" takes no POST
   EXPECT_EQ(path("GET", "/thing"), "none");
@@ -60,6 +61,12 @@ TEST(Router, SaysWhatThereIsInstead) {
   ASSERT_TRUE(other.refusal);
   EXPECT_EQ(other.refusal->status, 405);
   EXPECT_THAT(other.refusal->headers, Contains(Pair("allow", "GET, POST")));
+  EXPECT_EQ(router.Find({.method = "POST", .path = "/things/a"}).refusal->status, 405);
+  const Router::Found below = router.Find({.method = "POST", .path = "/things/a/cancels"});  // "a/cancels" is hardly a name
+  EXPECT_EQ(below.path, "none");
+  ASSERT_TRUE(below.refusal);
+  EXPECT_EQ(below.refusal->status, 404);
+  EXPECT_THAT(below.refusal->body, HasSubstr("/things/a/cancels"));
 }
 
 TEST(Router, TypesOfBodies) {

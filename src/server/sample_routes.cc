@@ -91,7 +91,8 @@ bool SampleRoutes::ReadBody(const std::shared_ptr<Call>& call, const std::functi
   openai::UnknownFieldsOf unknown{.rule = context_.options().rules.unknown_fields};
   if (body->json->is_object()) {
     openai::FieldReader fields(*body->json, &unknown);
-    if (!take(fields)) return false;
+    if (!take(fields) && fields.ok()) return false;
+    openai::RefuseOthersOfRequest(fields);
     error = fields.Finish();
   } else {
     (void)openai::RefuseBody(*body->json, &error);
@@ -100,7 +101,7 @@ bool SampleRoutes::ReadBody(const std::shared_ptr<Call>& call, const std::functi
     context_.Answer(call, error);
     return false;
   }
-  TellIgnored(call, unknown.ignored);
+  ReportIgnored(call, unknown.ignored);
   return true;
 }
 
@@ -126,6 +127,7 @@ struct SampleRoutes::Verb {
 
 bool SampleRoutes::TakeVerb(const std::shared_ptr<Call>& call, openai::FieldReader& fields, Verb* verb) {
   fields.Take("cache_salt", &verb->salt);
+  if (!fields.ok()) return false;
   std::optional<SampleStore::Sample> sample = Find(call, verb->salt);
   if (!sample) return false;
   verb->sample = *std::move(sample);
@@ -163,7 +165,7 @@ void SampleRoutes::Refuse(const std::shared_ptr<Call>& call, const Status& refus
   context_.Answer(call, KeptErrorResponse(refusal));
 }
 
-void SampleRoutes::Tell(const std::shared_ptr<Call>& call, Verb verb, const std::shared_ptr<Group>& group) {
+void SampleRoutes::Answer(const std::shared_ptr<Call>& call, Verb verb, const std::shared_ptr<Group>& group) {
   verb.form.sample_ids = call->samples->names();
   call->samples->Begin(0, verb.sample.request, group->samples(), verb.salt, verb.sample.form);
   GenerationCall::Parts parts = generations_.PartsOf(call);
@@ -192,7 +194,7 @@ void SampleRoutes::Fork(const std::shared_ptr<Call>& call) {
   if (!Admit(call, options.keep_tokens, &verb)) return;
   const Result<std::shared_ptr<Group>> group = verb.sample.request->Fork(context_.engine(), verb.sample.index, options);
   if (!group.ok()) return Refuse(call, group.status());
-  Tell(call, std::move(verb), *group);
+  Answer(call, std::move(verb), *group);
 }
 
 void SampleRoutes::Extend(const std::shared_ptr<Call>& call) {
@@ -214,7 +216,7 @@ void SampleRoutes::Extend(const std::shared_ptr<Call>& call) {
   if (!extended.ok()) return Refuse(call, extended.status());
   if (extended->group) {
     call->samples = samples_.Resume(call->variable, verb.keep);
-    return Tell(call, std::move(verb), extended->group);
+    return Answer(call, std::move(verb), extended->group);
   }
   call->admission->End(std::ssize(tokens));
   Show(call, verb.sample, extended->num_tokens);

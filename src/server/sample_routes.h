@@ -42,9 +42,10 @@ class SampleRoutes {
   std::optional<SampleStore::Sample> Find(const std::shared_ptr<Call>& call, const std::string& salt);
   // Likewise, with the salt in the query.
   std::optional<SampleStore::Sample> Find(const std::shared_ptr<Call>& call);
-  // Reads a verb's body by `take`; false, with the answer given, where it cannot be read, or `take` says so.
+  // Reads a verb's body by `take`; false, with the answer given, where it cannot be read, or where `take` says so: it has answered,
+  // unless a field is wrong.
   bool ReadBody(const std::shared_ptr<Call>& call, const std::function<bool(openai::FieldReader&)>& take);
-  // Takes what a fork and an extension both have; false, with the answer given, where there is no such sample.
+  // Takes what a fork and an extension both have; false where the salt is none, or, with the answer given, there is no such sample.
   bool TakeVerb(const std::shared_ptr<Call>& call, openai::FieldReader& fields, Verb* verb);
   // Whether the answer may be that large, and the key has tokens and places for it; else the answer was given. `keep_tokens`: of a
   // fork. Adds to `verb->tokens` those of the sample.
@@ -53,8 +54,8 @@ class SampleRoutes {
   void Refuse(const std::shared_ptr<Call>& call, const Status& refusal);
   // Answers with what the sample is now; `num_tokens`: with its first ones alone.
   void Show(const std::shared_ptr<Call>& call, const SampleStore::Sample& sample, std::optional<int32_t> num_tokens = {});
-  // Tells what the group generates.
-  void Tell(const std::shared_ptr<Call>& call, Verb verb, const std::shared_ptr<Group>& group);
+  // Answers with what the group generates.
+  void Answer(const std::shared_ptr<Call>& call, Verb verb, const std::shared_ptr<Group>& group);
 
   RouteContext& context_;
   GenerationRoutes& generations_;

@@ -142,7 +142,9 @@ SampleStore::Entry SampleStore::Take(std::map<std::string, Entry>::iterator entr
 
 void SampleStore::Prune(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
-    if (entry.request) (void)engine_.Prune(entry.request->sample(entry.index));  // one that is gone needs no pruning
+    if (!entry.request) continue;
+    (void)engine_.Prune(entry.request->sample(entry.index));  // one that is gone needs no pruning
+    entry.request->Forget(entry.index);
   }
 }
 

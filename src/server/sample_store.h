@@ -1,5 +1,5 @@
-// Samples that clients keep, under names that tell nothing: whose they are, until when, and in what form answers tell what comes of
-// them. Each is the API key's that made it. Layer: server.
+// Samples that clients keep, under names that say nothing: their keys, their ends, and the form of answers about them. Each is the
+// API key's that made it. Layer: server.
 #pragma once
 
 #include <chrono>
@@ -31,7 +31,7 @@ class SampleStore : public std::enable_shared_from_this<SampleStore> {
   struct Sample {
     std::shared_ptr<openai::KeptRequest> request;
     int32_t index = 0;
-    // What answers to forks and extensions depend on: the request that began it, without its prompt.
+    // The request that began it, without its prompt: answers to forks and extensions depend on it.
     std::shared_ptr<const openai::OpenAiRequest> form;
     double seconds = 0;              // that it stays once nothing is generated for it
     std::optional<int64_t> expires;  // seconds since 1970; none: it is generated
@@ -39,7 +39,7 @@ class SampleStore : public std::enable_shared_from_this<SampleStore> {
     SampleId id() const { return request->sample(index); }
   };
 
-  // The samples that one answer tells, from before they are submitted to its end. Thread-compatible.
+  // The samples of one answer, from before they are submitted to its end. Thread-compatible.
   class Generated {
    public:
     Generated(std::weak_ptr<SampleStore> store, double seconds) : store_(std::move(store)), seconds_(seconds) {}
@@ -48,7 +48,7 @@ class SampleStore : public std::enable_shared_from_this<SampleStore> {
     ~Generated() { End(/*keep=*/false); }  // it came to no answer
 
     const std::vector<std::string>& names() const { return names_; }
-    // From now on the names from `first` on can be asked for. `salt`: which these must tell beside.
+    // From now on the names from `first` on can be asked for. `salt`: which these must name beside.
     void Begin(size_t first, const std::shared_ptr<openai::KeptRequest>& request, std::span<const SampleId> samples,
                const std::string& salt, const std::shared_ptr<const openai::OpenAiRequest>& form);
     // Nothing is generated for them any more: their time runs, or they are let go. Once.
@@ -74,7 +74,7 @@ class SampleStore : public std::enable_shared_from_this<SampleStore> {
   std::shared_ptr<Generated> Resume(const std::string& name, double seconds);
   // nullopt where the key has none of that name, or it was made with another salt.
   std::optional<Sample> Find(const std::string& key, const std::string& salt, const std::string& name);
-  // Lets one go: at once, or, if it is not to be `ended`, when what is generated for it is told.
+  // Lets one go: at once, or, if it is not to be `ended`, when what is generated for it is sent.
   void Delete(const std::string& name, bool ended);
 
  private:
@@ -86,7 +86,7 @@ class SampleStore : public std::enable_shared_from_this<SampleStore> {
     int32_t index = 0;
     std::shared_ptr<const openai::OpenAiRequest> form;
     double seconds = 0;
-    int32_t answers = 1;                       // that it is generated for; those of more than one tell parts of it
+    int32_t answers = 1;                       // that it is generated for; those of more than one have parts of it
     std::optional<Clock::time_point> expires;  // none: there is one
     bool deleted = false;                      // once it has ended
   };

@@ -56,7 +56,7 @@ TEST_F(SampleStoreTest, ItsTimeBeginsWithItsLastAnswersEnd) {
   const std::string name = first->names()[0];
   const auto second = store_->Resume(name, /*seconds=*/60);
   first->End(/*keep=*/true);
-  EXPECT_EQ(Find(name)->expires, std::nullopt);  // the other answer still tells it
+  EXPECT_EQ(Find(name)->expires, std::nullopt);  // the other answer still has it
   second->End(/*keep=*/true);
   EXPECT_NE(Find(name)->expires, std::nullopt);
 }
@@ -85,6 +85,17 @@ TEST_F(SampleStoreTest, WhatIsDeletedWhileItIsGeneratedGoesAtItsEnd) {
   EXPECT_FALSE(IsInEngine(1));
   generated->End(/*keep=*/true);
   EXPECT_FALSE(IsInEngine(0));
+}
+
+TEST_F(SampleStoreTest, WhatGoesLeavesNoParametersBehind) {
+  const auto parent = Generate("key", 1, /*seconds=*/60);
+  const auto forked = store_->Reserve("key", 1, /*seconds=*/60).value();
+  const auto group = kept_->Fork(harness_.engine(), 0, {.params = SamplingParams{.temperature = 0.5F}}).value();
+  forked->Begin(0, kept_, group->samples(), "salt", std::make_shared<const openai::OpenAiRequest>());
+  const int32_t child = group->samples()[0].index;
+  EXPECT_EQ(kept_->SamplingOf(child).temperature, 0.5F);
+  store_->Delete(forked->names()[0], /*ended=*/true);
+  EXPECT_EQ(kept_->SamplingOf(child).temperature, 0);
 }
 
 TEST_F(SampleStoreTest, AnAnswerThatNeverCameKeepsNothing) {

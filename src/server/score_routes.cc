@@ -24,7 +24,7 @@ void ScoreRoutes::Score(const std::shared_ptr<Call>& call) {
   std::optional<openai::ScoreRequest> parsed =
       openai::ParseScore(*body->json, context_.parser(), &error, prefixes_.FinderOf(call->key));
   if (!parsed) return context_.Answer(call, error);
-  TellIgnored(call, parsed->ignored_fields);
+  ReportIgnored(call, parsed->ignored_fields);
   if (context_.options().max_waiting > 0 && parsed->sequences.size() > static_cast<size_t>(context_.options().max_waiting)) {
     const std::string message = fmt::format("continuations is a list of {}, and the server lets {} requests wait; send several",
                                             parsed->sequences.size(), context_.options().max_waiting);
@@ -36,11 +36,14 @@ void ScoreRoutes::Score(const std::shared_ptr<Call>& call) {
     return context_.Answer(call, fits);
   if (!context_.Admit(call, {.tokens = parsed->usage.prompt, .samples = std::ssize(parsed->sequences)})) return;
   const auto request = std::make_shared<const openai::ScoreRequest>(*std::move(parsed));
-  const auto score = openai::ScoreCall::Start(&context_.engine(), *request,
-                                              [=, this, admission = call->admission](openai::ScoreCall::Outcome outcome) {
-                                                admission->End(outcome.begun ? outcome.usage.prompt : 0);
-                                                AnswerScore(call, request, std::move(outcome));
-                                              });
+  const auto active = std::make_shared<ActiveCalls::Entry>();
+  const auto score =
+      openai::ScoreCall::Start(&context_.engine(), *request,
+                               [=, this, admission = call->admission, until_it_ends = active](openai::ScoreCall::Outcome outcome) {
+                                 admission->End(outcome.begun ? outcome.usage.prompt : 0);
+                                 AnswerScore(call, request, std::move(outcome));
+                               });
+  *active = calls_.Add({.key = call->key, .is_score = true, .call = score});
   call->responder->WhenGone([weak = std::weak_ptr(score)] {
     if (const std::shared_ptr<openai::ScoreCall> score = weak.lock()) score->Cancel();
   });

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "openai/score.h"
+#include "server/active_calls.h"
 #include "server/call.h"
 #include "server/prefix_store.h"
 #include "server/route_context.h"
@@ -15,8 +16,9 @@ namespace coppice::server {
 // Thread-safe.
 class ScoreRoutes {
  public:
-  // Both outlive it.
-  ScoreRoutes(RouteContext* context, PrefixStore* prefixes) : context_(*context), prefixes_(*prefixes) {}
+  // All outlive it.
+  ScoreRoutes(RouteContext* context, PrefixStore* prefixes, ActiveCalls* calls)
+      : context_(*context), prefixes_(*prefixes), calls_(*calls) {}
 
   std::vector<Route> Routes();
 
@@ -27,6 +29,7 @@ class ScoreRoutes {
 
   RouteContext& context_;
   PrefixStore& prefixes_;
+  ActiveCalls& calls_;
 };
 
 }  // namespace coppice::server

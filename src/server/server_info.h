@@ -1,4 +1,4 @@
-// What the server tells of itself, in the forms of vLLM and SGLang: routers and trainers ask for it. Layer: server.
+// The server's description of itself, in the forms of vLLM and SGLang: routers and trainers ask for it. Layer: server.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct ServerFacts {
   std::string logprobs_mode = "raw_logprobs";  // of outputs, before temperature and the rest; in vLLM's words
 };
 
-// What a trainer is told besides; without one, nothing of it is there.
+// A trainer's part besides; without one, nothing of it is there.
 struct TrainerFacts {
   std::string label;         // of the weights
   std::string update_state;  // Name(UpdateState)

@@ -71,7 +71,7 @@ std::vector<double> NumbersOf(const char* path, size_t skipped_to = 0) {
   return numbers;
 }
 
-// Seconds since 1970 at which this process began; 0: it cannot be told.
+// Seconds since 1970 at which this process began; 0: unknown.
 double StartTime() {
   constexpr size_t kStartTime = 18;  // proc(5), stat: field 22, of those behind the state, which is the third
   const std::vector<double> stat = NumbersOf("/proc/self/stat", kStartTime);
@@ -81,7 +81,7 @@ double StartTime() {
   return now - uptime.front() + stat[kStartTime] / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-// What Prometheus' client libraries say of a process, under their names.
+// Metrics of a process, under the names that Prometheus' client libraries give them.
 void AppendProcess(std::string* text) {
   static const double start_time = StartTime();
   AppendValue("process_start_time_seconds", "When the process began, in seconds since 1970", "gauge", start_time, text);

@@ -1,4 +1,4 @@
-// What the server counts of its requests, and the text of /metrics: Prometheus' exposition format 0.0.4 of these and of the
+// The server's counts of its requests, and the text of /metrics: Prometheus' exposition format 0.0.4 of these and of the
 // engine's counters. Layer: server.
 #pragma once
 
@@ -28,7 +28,7 @@ class LatencyHistogram {
   double sum_ = 0;
 };
 
-// What coppice_build_info says.
+// The labels of coppice_build_info.
 struct BuildLabels {
   std::string version, model;
 };
@@ -56,7 +56,7 @@ class ServerMetrics {
 
   // Everything there is.
   std::string Text(const EngineMetrics& engine, int64_t active_requests) const;
-  // What is the key's own, and nothing that others' requests change.
+  // Metrics of the key alone, which others' requests do not change.
   std::string TextOf(const std::string& key, int64_t active_requests) const;
 
  private:

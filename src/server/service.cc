@@ -48,7 +48,7 @@ Service::Service(Engine* engine, ServiceOptions options)
       batch_routes_(&files_, &batches_),
       status_routes_(&context_, FactsOf(options_), [this](const Call& call) { return FactsForTrainer(call); }),
       prefix_routes_(&context_, &prefixes_),
-      score_routes_(&context_, &prefixes_),
+      score_routes_(&context_, &prefixes_, &active_calls_),
       token_routes_(&context_, &prefixes_),
       sample_routes_(&context_, &generation_routes_, samples_.get()),
       router_(Routes()) {}

@@ -31,18 +31,18 @@
 
 namespace coppice::server {
 
-// Thread-safe. `engine` outlives it; somebody else steps it.
+// Thread-safe. `engine` outlives it; another thread steps it.
 class Service {
  public:
   Service(Engine* engine, ServiceOptions options);
   ~Service() { StopTrainer(); }
 
-  // What an earlier server kept. Before the engine is stepped.
+  // Prefixes that an earlier server kept. Before the engine is stepped.
   Status RestorePrefixes() { return prefixes_.Restore(); }
   // After the prefixes, which unfinished batches may name.
   Status RestoreBatches() { return batches_.Restore(); }
-  // What becomes of a request with this head (HttpServer::Planner): all that can be refused is refused before its body is read. Its
-  // `handle` parses and tokenises on the calling thread.
+  // The plan of a request with this head (HttpServer::Planner): all that can be refused is refused before its body is read. The
+  // plan's `handle` parses and tokenises on the calling thread.
   RequestPlan Plan(HttpRequest head);
   // Answers a request that is there whole into `responder`, now or later.
   void Handle(HttpRequest request, std::shared_ptr<Responder> responder);

@@ -1,4 +1,4 @@
-// What a server is asked to be. Layer: server.
+// The options of a server. Layer: server.
 #pragma once
 
 #include <cstddef>

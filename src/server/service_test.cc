@@ -125,7 +125,7 @@ TEST_F(ServiceTest, RoutesThatThereAre) {
     EXPECT_TRUE(description["paths"].contains(path)) << path;
 }
 
-TEST_F(ServiceTest, TokensTellWhichWeightsChoseThem) {
+TEST_F(ServiceTest, TokensReportWhichWeightsChoseThem) {
   const json ask = {{"token_ids", {1, 2, 3}}, {"sampling_params", {{"max_tokens", 8}, {"seed", 1}, {"ignore_eos", true}}}};
   const auto tokens = Post("/inference/v1/generate", ask.dump());
   const auto text = Post("/generate", R"({"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8, "ignore_eos": true}})");
@@ -557,7 +557,7 @@ class NeighboursTest : public ServiceTest {
     answer->answered.wait(false);  // a prefix is answered for by a thread of its store
     return answer;
   }
-  // The cached tokens that a completion of 20 tokens of `token` tells, with these fields too.
+  // The cached tokens that a completion of 20 tokens of `token` reports, with these fields too.
   int Cached(const std::string& key, int32_t token, json fields = json::object()) {
     fields.update({{"prompt", std::vector<int32_t>(20, token)}, {"max_tokens", 1}});
     const auto answer = Run(key, fields);

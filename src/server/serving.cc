@@ -12,7 +12,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kPoll = std::chrono::milliseconds(20);
 
 // Steps the engine for as long as it lives. A failed step has ended its requests and is logged. Without a device every step fails
-// at once, so that whoever asks then hears it too.
+// at once, so that later requests hear it too.
 class EngineThread {
  public:
   explicit EngineThread(Engine* engine)

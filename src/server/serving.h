@@ -1,5 +1,5 @@
 // The life of a server between its start and its end: steps the engine, serves connections, and ends without losing an answer where
-// it is told to, or where the device is lost. Layer: server.
+// it is asked to, or where the device is lost. Layer: server.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@ struct ServingOptions {
   std::chrono::duration<double> lost_time = std::chrono::seconds(5);
 };
 
-// Serves on the calling thread; nobody else steps the engine. OK: it was told to end. UNAVAILABLE: the device is lost, every
+// Serves on the calling thread; no other thread steps the engine. OK: it was asked to end. UNAVAILABLE: the device is lost, every
 // request was answered with 503, and the process has to start again.
 Status Serve(Engine* engine, Service* service, HttpServer* http, const ServingOptions& options);
 

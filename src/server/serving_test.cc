@@ -56,7 +56,7 @@ class Client {
     Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
          std::to_string(body.size()) + "\r\n\r\n" + body);
   }
-  // What comes until `end` is in it, or until the connection ends.
+  // Bytes that come until `end` is in them, or until the connection ends.
   std::string Read(const std::string& end = {}) const {
     std::string received;
     while (end.empty() || received.find(end) == received.npos) {
@@ -76,7 +76,7 @@ class ServingTest : public ::testing::Test {
  protected:
   ~ServingTest() override { End(); }
 
-  // `steps`: somebody steps the engine.
+  // `steps`: a thread steps the engine.
   void Start(HttpServerOptions options, bool steps = true) {
     options.port = 0;
     http_ = HttpServer::Create(options, [&](HttpRequest head) { return service_.Plan(std::move(head)); }).value();
@@ -93,7 +93,7 @@ class ServingTest : public ::testing::Test {
   }
   Client Connect(int receive_buffer = 0) const { return Client(http_->port(), receive_buffer); }
 
-  // A server whose first step finds no device, and what a client hears who asked for it; then it has ended.
+  // A server whose first step finds no device, and the answer to the client that asked for it; then it has ended.
   std::string AnswerWithoutADevice(const std::string& body) {
     harness_.model().FailNext(Unavailable("the device is lost"));
     Start({});
@@ -149,8 +149,8 @@ class HttpServerTest : public ::testing::Test {
   std::thread thread_;
 };
 
-// What takes no time is answered on the thread of all connections but those that begin by watching the server.
-TEST_F(HttpServerTest, WhoWatchesTheServerWaitsForNoRequest) {
+// Requests that take no time are answered on the thread of all connections but those that begin by watching the server.
+TEST_F(HttpServerTest, WatchingTheServerWaitsForNoRequest) {
   std::promise<void> entered, released;
   Start({}, [&](const HttpRequest& head) {
     RequestPlan plan = Echo(head);
@@ -185,7 +185,7 @@ TEST_F(HttpServerTest, WhatIsRefusedByItsHeadIsNotRead) {
   EXPECT_TRUE(IsAnswered(none, "/else"));  // without a body the connection goes on
 }
 
-TEST_F(HttpServerTest, AFloodOfSilentConnectionsKeepsNobodyOut) {
+TEST_F(HttpServerTest, AFloodOfSilentConnectionsKeepsNoClientOut) {
   Start({.max_connections = 8}, Echo);
   std::deque<Client> flood;
   for (int i = 0; i < 20; ++i) flood.emplace_back(server_->port(), 0, /*host=*/2);
@@ -221,6 +221,29 @@ TEST_F(HttpServerTest, AFullServerIsStillWatched) {
   released.set_value();
   EXPECT_THAT(first.Read("answer of /slow"), StartsWith("HTTP/1.1 200 OK"));
   EXPECT_THAT(second.Read("answer of /slow"), StartsWith("HTTP/1.1 200 OK"));
+}
+
+TEST_F(HttpServerTest, AClientThatLeavesIsNoticedBehindItsNextRequest) {
+  std::promise<void> begun, gone;
+  std::shared_ptr<Responder> held;
+  Start({}, [&](const HttpRequest& head) -> RequestPlan {
+    if (head.path != "/held") return Echo(head);
+    return {.handle =
+                [&](const HttpRequest&, std::shared_ptr<Responder> responder) {
+                  held = std::move(responder);
+                  held->WhenGone([&] { gone.set_value(); });
+                  begun.set_value();
+                },
+            .share = head.peer};
+  });
+  {
+    const Client client = Connect();
+    Ask(client, "/held");
+    begun.get_future().wait();
+    Ask(client, "/next");
+    std::this_thread::sleep_for(milliseconds(100));  // until it has come
+  }
+  EXPECT_EQ(gone.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
 }
 
 TEST_F(HttpServerTest, BytesThatCameCountAndNotThoseAnnounced) {
@@ -300,7 +323,7 @@ TEST_F(HttpServerTest, EveryAnswerHasThePlansHeaders) {
   EXPECT_EQ(answers.find("access-control"), answers.rfind("access-control"));
 }
 
-TEST_F(HttpServerTest, BehindTrustedProxiesAClientIsWhoTheyName) {
+TEST_F(HttpServerTest, BehindTrustedProxiesAClientIsTheOneTheyName) {
   Start({.trusted_proxies = TrustedProxies::Parse(std::vector<std::string>{"127.0.0.2"}).value()}, [](const HttpRequest& head) {
     RequestPlan plan;
     plan.refusal = HttpResponse{.body = "you are " + head.peer + "!"};
@@ -379,7 +402,7 @@ TEST_F(ServingTest, ALargeAnswerComesInPieces) {
   EXPECT_EQ(answer["choices"].size(), 12u);
 }
 
-TEST_F(ServingTest, AnswersThatNobodyReadsGiveWay) {
+TEST_F(ServingTest, UnreadAnswersGiveWay) {
   Start({.max_unwritten_bytes = 1 << 20});
   std::vector<std::unique_ptr<Client>> slow;
   std::string asks;  // for more than the sockets hold; in one piece, before the first answer can be cut
@@ -405,13 +428,13 @@ TEST_F(ServingTest, AnInterruptionEndsItWithoutAnError) {
   EXPECT_TRUE(ended_.ok()) << ended_.message();
 }
 
-TEST_F(ServingTest, ALostDeviceIsToldToWhoWaits) {
+TEST_F(ServingTest, ALostDeviceIsReportedToWaitingClients) {
   const std::string answer = AnswerWithoutADevice(R"({"prompt": [1, 2], "max_tokens": 3})");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 503"));
   EXPECT_THAT(answer, HasSubstr("the device is lost"));
 }
 
-TEST_F(ServingTest, ALostDeviceIsToldInAStreamThatHasBegun) {
+TEST_F(ServingTest, ALostDeviceIsReportedInAStreamThatHasBegun) {
   const std::string answer = AnswerWithoutADevice(kShort);
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
   EXPECT_THAT(answer, HasSubstr("the device is lost"));

@@ -53,7 +53,7 @@ void SessionResponder::Drop() noexcept {
   share_.Hold(0);
 }
 
-// With the lock: after Close, whom it wakes may be gone.
+// With the lock: after Close, the coroutine that it wakes may be gone.
 void SessionResponder::Notify() noexcept {
   try {
     notify_(cut_);
@@ -171,11 +171,11 @@ void SessionResponder::Close(bool gone) {
 std::shared_ptr<Responder> WithFallback(std::shared_ptr<SessionResponder> responder) {
   SessionResponder* const raw = responder.get();
   return {raw, [owner = std::move(responder)](Responder*) mutable {
-            const Status told = CatchExhaustion("answering a request", [&] {
+            const Status answered = CatchExhaustion("answering a request", [&] {
               owner->Send(ErrorResponse(500, "the request got no answer"));
               return OkStatus();
             });
-            if (!told.ok()) owner->Cut();
+            if (!answered.ok()) owner->Cut();
             owner->EndStream();
             owner.reset();
           }};

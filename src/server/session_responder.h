@@ -18,7 +18,7 @@ namespace coppice::server {
 
 class SessionResponder final : public Responder {
  public:
-  // What is to be written next, in this order.
+  // The next writes, in this order.
   struct Part {
     std::optional<HttpResponse> whole;
     bool begin_stream = false;
@@ -31,8 +31,8 @@ class SessionResponder final : public Responder {
   };
 
   // `notify` is called, on any thread and with a lock held, when there is something to Take; never after Close. `cut`: what was
-  // taken need not be written either. Where it throws, who waits has to look by himself. `max_behind`: bytes of a stream that may
-  // wait for the client. What the answer holds counts in `all`.
+  // taken need not be written either. Where it throws, the waiting coroutine has to look by itself. `max_behind`: bytes of a stream
+  // that may wait for the client. Bytes that the answer holds count in `all`.
   SessionResponder(std::function<void(bool cut)> notify, size_t max_behind, std::shared_ptr<UnwrittenAnswers> all)
       : notify_(std::move(notify)), max_behind_(max_behind), all_(std::move(all)), share_(all_, [this] { Cut(); }) {}
 
@@ -48,9 +48,9 @@ class SessionResponder final : public Responder {
   // Gives the answer up, without memory.
   void Cut() noexcept;
 
-  // What was taken before is written.
+  // The next part; the one that was taken before is written.
   Part Take();
-  // What the part that was taken last holds by now.
+  // Bytes that the part that was taken last holds by now.
   void Hold(size_t bytes);
   // Nothing is written any more. `gone`: since the client left, or reads too slowly.
   void Close(bool gone);

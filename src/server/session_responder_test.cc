@@ -82,7 +82,7 @@ TEST_F(SessionResponderTest, ASourceStandsBetweenTexts) {
 TEST_F(SessionResponderTest, AClientThatFallsBehindIsGivenUp) {
   responder_->BeginStream();
   responder_->Write("0123");
-  EXPECT_EQ(responder_->Take().text, "0123");  // on its way to the client, who is behind by that too
+  EXPECT_EQ(responder_->Take().text, "0123");  // on its way to the client, which is behind by that too
   responder_->Write("456789");
   EXPECT_EQ(cuts_, 0);
   responder_->Write("x");
@@ -116,20 +116,20 @@ TEST_F(SessionResponderTest, AnswersThatHoldTooMuchTogetherGiveWay) {
   EXPECT_FALSE(small->was_cut() || other->was_cut());
 }
 
-TEST_F(SessionResponderTest, WhoLeavesIsTold) {
+TEST_F(SessionResponderTest, LeavingIsReported) {
   int gone = 0;
   responder_->WhenGone([&] { ++gone; });
   responder_->Close(/*gone=*/true);
   EXPECT_EQ(gone, 1);
   responder_->Write("late");
   responder_->Send({});
-  EXPECT_EQ(notified_, 0);  // after Close there may be nobody to notify
+  EXPECT_EQ(notified_, 0);  // after Close there may be no coroutine to notify
   EXPECT_TRUE(responder_->Take().empty());
-  responder_->WhenGone([&] { ++gone; });  // told at once
+  responder_->WhenGone([&] { ++gone; });  // called at once
   EXPECT_EQ(gone, 2);
 }
 
-TEST_F(SessionResponderTest, WhoHasTheAnswerHasNotLeft) {
+TEST_F(SessionResponderTest, AClientWithTheAnswerHasNotLeft) {
   int gone = 0;
   responder_->WhenGone([&] { ++gone; });
   responder_->Close(/*gone=*/false);

@@ -1,4 +1,4 @@
-// What a server logs when it begins. Layer: server.
+// The first lines of a server's log. Layer: server.
 #pragma once
 
 #include <array>

@@ -96,7 +96,7 @@ void StatusRoutes::Tree(const std::shared_ptr<Call>& call) {
 }
 
 void StatusRoutes::LastPlan(const std::shared_ptr<Call>& call) {
-  if (!context_.access().IsAdmin(call->key)) {  // it tells what others' requests do
+  if (!context_.access().IsAdmin(call->key)) {  // it shows what others' requests do
     return context_.Answer(call,
                            ErrorResponse(403, "the plan of a step is of all keys' requests: it takes an API key of role admin"));
   }

@@ -20,7 +20,7 @@ namespace coppice::server {
 // Thread-safe.
 class StatusRoutes {
  public:
-  // What a call may be told of trainers; nothing: its key is none of a trainer.
+  // The trainers' facts for a call; nothing: its key is none of a trainer.
   using FactsForTrainer = std::function<std::optional<TrainerFacts>(const Call&)>;
   // `context` outlives it.
   StatusRoutes(RouteContext* context, ServerFacts facts, FactsForTrainer trainer_facts);

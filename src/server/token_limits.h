@@ -23,7 +23,7 @@ class TokenLimits {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `of_keys`: by name, of those that have their own; `others`: of everybody else.
+  // `of_keys`: by name, of those that have their own; `others`: of all others.
   TokenLimits(TokenLimit others, std::map<std::string, TokenLimit> of_keys);
 
   const TokenLimit& Of(const std::string& key) const;
@@ -33,7 +33,7 @@ class TokenLimits {
   struct Taken {
     bool ok = true;
     int64_t left = 0;          // in the bucket, where it is not ok
-    int64_t wait_seconds = 0;  // until there are enough, if nobody takes any in between
+    int64_t wait_seconds = 0;  // until there are enough, if no request takes any in between
   };
   // `tokens`: at most MostOfRequest. `reserve`: what is to be left in the bucket then; one that is full gives all the same.
   Taken Take(const std::string& key, int64_t tokens, int64_t reserve = 0, Clock::time_point now = Clock::now());

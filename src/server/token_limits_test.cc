@@ -21,7 +21,7 @@ TEST(TokenLimits, ABucketHoldsAMinuteAndFillsEvenly) {
   EXPECT_EQ(refused.left, 15);
   EXPECT_EQ(refused.wait_seconds, 10);
   EXPECT_TRUE(limits.Take("b", 60, 0, kBegin).ok) << "another key has its own";
-  EXPECT_TRUE(limits.Take("a", 25, 0, kBegin + seconds(15)).ok) << "the time that was told is enough";
+  EXPECT_TRUE(limits.Take("a", 25, 0, kBegin + seconds(15)).ok) << "the reported time is enough";
   EXPECT_FALSE(limits.Take("a", 61, 0, kBegin + seconds(10'000)).ok) << "it holds no more than a minute";
 }
 

@@ -35,7 +35,7 @@ void TokenRoutes::Tokenize(const std::shared_ptr<Call>& call) {
         context_.parser().Parse(openai::Endpoint::kChatCompletions, *body->json, &error, prefixes_.FinderOf(call->key),
                                 body->ordered.tools_or_null(), body->ordered.schema);
     if (!chat) return context_.Answer(call, error);
-    TellIgnored(call, chat->ignored_fields);
+    ReportIgnored(call, chat->ignored_fields);
     ids = context_.parser().Encode(*chat);
   } else {
     const std::optional<openai::TokenizeRequest> request = openai::ParseTokenize(*body->json, context_.parser().bounds(), &error);

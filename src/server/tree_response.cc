@@ -41,9 +41,9 @@ ordered_json TreeResponse(const EngineMetrics& metrics, const ModelInfo& model) 
     const CachedPrefix& node = metrics.prefixes[i];
     const auto found = reads.find(node.id);
     // The tree may have changed since: what runs no more is only cached, and another node may have the id.
-    const bool is_told = found != reads.end() && node.users > 1 && found->second->begin == node.begin;
-    nodes[i]["read_together"] = is_told ? ordered_json(found->second->together) : ordered_json();
-    nodes[i]["reason"] = is_told ? ordered_json(ReasonText(*found->second)) : ordered_json();
+    const bool has_reads = found != reads.end() && node.users > 1 && found->second->begin == node.begin;
+    nodes[i]["read_together"] = has_reads ? ordered_json(found->second->together) : ordered_json();
+    nodes[i]["reason"] = has_reads ? ordered_json(ReasonText(*found->second)) : ordered_json();
   }
   const StepMetrics& step = metrics.last_step;
   return {{"object", "prefix_tree"},
@@ -77,7 +77,7 @@ ordered_json TreeResponseOf(const std::string& key, const EngineMetrics& metrics
   if (metrics.tenant_prefixes) {
     if (const auto found = metrics.tenant_prefixes->find(key); found != metrics.tenant_prefixes->end()) own = found->second;
   }
-  // The tree's names of nodes tell how many others there are: the key's own are counted anew, in the order of those names.
+  // The tree's names of nodes would reveal the number of others: the key's own are counted anew, in the order of those names.
   std::map<int32_t, int32_t> ids = {{0, 0}};
   for (const CachedPrefix& node : own) ids[node.id];
   int32_t next = 0;

@@ -1,5 +1,5 @@
-// What answers hold for clients that have not taken it, over all connections: a bound on it, so that slow readers cost no more
-// memory than that. Where it is exceeded, the owner who holds most loses the largest of his answers. Layer: server.
+// The memory of answers that clients have not taken, over all connections: a bound on it, so that slow readers cost no more
+// memory than that. Where it is exceeded, the owner that holds most loses the largest of its answers. Layer: server.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ class UnwrittenAnswers {
   // 0: no limit.
   explicit UnwrittenAnswers(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // What one answer holds.
+  // The memory of one answer.
   class Share {
    public:
     // `give_up` drops what the answer holds. It is called on any thread that calls MakeRoom, and calls Hold alone.

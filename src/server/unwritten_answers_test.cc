@@ -1,4 +1,4 @@
-// The bound on what all answers hold: who gives way, and that it holds with many threads.
+// The bound on what all answers hold: which gives way, and that it holds with many threads.
 #include "server/unwritten_answers.h"
 
 #include <gtest/gtest.h>

@@ -34,7 +34,7 @@ void CountStarts(const CostModel& cost, int64_t rows, int64_t count, StepShape* 
     shape->dense_tasks += count * cost.tiles().DenseTasks(rows);
   } else {
     shape->stream_tasks += count;
-    shape->wide_stream_tasks += cost.tiles().IsWide(rows) ? count : 0;
+    shape->two_column_tasks += cost.tiles().IsTwoColumn(rows) ? count : 0;
   }
 }
 
@@ -43,16 +43,30 @@ int64_t ComputePs(const CostModel& cost, int64_t rows, int64_t tokens) {
   return rows == 0 ? 0 : tokens * attention::Picoseconds(cost.ComputeNs(rows));
 }
 
+// A machine on which a token takes the part of its time that it takes on one of the ranks that divide tokens. Tasks, states and
+// merges take what they took.
+attention::MachineModel WithTokensOf(int32_t ranks, attention::MachineModel machine) {
+  for (double* const rate : {&machine.read_bytes_per_s, &machine.cache_bytes_per_s, &machine.cache_bytes,
+                             &machine.dense_flops_per_s, &machine.stream_flops_per_s, &machine.stream_kv_bytes_per_s}) {
+    *rate *= ranks;
+  }
+  machine.dense_token_ns /= ranks;
+  machine.stream_token_ns /= ranks;
+  return machine;
+}
+
 }  // namespace
 
 AttentionTimes::AttentionTimes(std::span<const LayerKind> kinds, const attention::MachineModel& machine) {
   for (const LayerKind& kind : kinds) {
     const int32_t group = kind.spec.group_size(), set_queries = attention::MaxSetQueries(group);
     const int32_t tile_sets = std::max(1, kind.traits.dense_tile_rows / (set_queries * group));
-    kinds_.push_back({.cost = CostModel(kind.spec, kind.traits, machine),
+    kinds_.push_back({.cost = CostModel(kind.spec, kind.traits, WithTokensOf(kind.token_ranks, machine)),
                       .layers = kind.layers,
                       .window = kind.spec.window,
                       .group = group,
+                      .token_ranks = kind.token_ranks,
+                      .exchange = kind.exchange,
                       .tile_queries = tile_sets * set_queries,
                       .set_queries = set_queries,
                       .kv_tile = kind.traits.kv_tile,
@@ -112,7 +126,7 @@ bool AttentionTimes::Shares(const Kind& kind, int64_t tokens, int64_t end, const
   return shared < apart;
 }
 
-// What reads the node: one item for all, or those below.
+// Counts the items that read the node: one for all, or those below.
 void AttentionTimes::CountNode(const Kind& kind, int64_t tokens, int64_t end, const Readers& readers, bool shares, int64_t sign,
                                StepShape* shape) {
   const auto& [rows, sets, items, dense_rows, dense_items, stream_items, stream_rows, _] = Above(kind, readers, shares);
@@ -261,18 +275,18 @@ std::vector<AttentionTimes::SharedRange> AttentionTimes::CountPrompts(size_t k, 
   return ranges;
 }
 
-// What long items read again, from the cache, since plans cut their rows for the workers' sake (ItemLowering::ShapeOwner).
+// Tokens that long items read again, from the cache, since plans cut their rows for the workers' sake (ItemLowering::ShapeRange).
 int64_t AttentionTimes::TokensReadByRowGroups(const Kind& kind, std::span<const SharedRange> ranges, double step_ns) {
   if (kind.cuts_kv || ranges.empty()) return 0;
   const CostModel& cost = kind.cost;
-  const double grain_ns = attention::GrainNs(cost, attention::Picoseconds(step_ns));
+  const double target_task_ns = attention::TargetTaskNs(cost, attention::Picoseconds(step_ns));
   int64_t tokens_again = 0;
   for (const auto& [tokens, rows] : ranges) {
     const auto length = static_cast<double>(tokens);
     const double range_ns = length * std::max(cost.rates().read_ns, cost.ComputeNs(rows)) + cost.StartNs(rows);
     const double alone_ns = range_ns * cost.workers() / cost.kv_heads();  // of one head on one worker
-    if (alone_ns <= grain_ns) continue;
-    const int32_t wanted = attention::TasksOfGrain(alone_ns, grain_ns);
+    if (alone_ns <= target_task_ns) continue;
+    const int32_t wanted = attention::TasksOfAtMost(alone_ns, target_task_ns);
     const int64_t groups = std::min<int64_t>(wanted, CeilDiv<int64_t>(rows, kind.tile_rows));
     if (length * static_cast<double>(groups - 1) * cost.RereadNs(tokens) > (wanted - 1) * cost.StateNs(rows)) continue;
     const int64_t group_rows = RoundUp<int64_t>(CeilDiv<int64_t>(rows, groups), kind.tile_rows);
@@ -284,23 +298,23 @@ int64_t AttentionTimes::TokensReadByRowGroups(const Kind& kind, std::span<const 
 // ------------------------------------------------------------------------------------------------------------------------- steps
 
 double AttentionTimes::StepNs(const Kind& kind, const StepShape& shape) const {
-  attention::StepChains chains;
+  attention::CriticalPath path;
   if (kind.cost.has_latencies()) {
     const int64_t shortest = attention::ShortestStreamPiece(kind.cost, shape);
     const int64_t states = shape.merges > 0 ? 2 : 1;
-    chains.dense_pieces = shape.dense_tasks;
+    path.dense_pieces = shape.dense_tasks;
     if (shape.stream_tasks > 0) {  // the longest of them: twice as long as they are in the mean
       const attention::Pieces pieces = kind.cost.Cut(kind.group, 2 * shape.stream_tokens / shape.stream_tasks, shortest);
-      chains.longest_stream_ns = pieces.ns;
-      if (pieces.count + states > 2) chains.longest_fold_ns = kind.cost.FoldNs(kind.group, pieces.count + states - 1);
+      path.longest_stream_ns = pieces.ns;
+      if (pieces.count + states > 2) path.longest_fold_ns = kind.cost.FoldNs(kind.group, pieces.count + states - 1);
     }
     if (shape.dense_tasks > 0) {
       const int64_t rows = kind.cost.tiles().ComputedRows(ItemKind::kDenseTile, 1);
       const attention::Pieces pieces = kind.cost.Cut(rows, shape.dense_item_tokens / shape.dense_tasks, shortest);
-      chains.longest_dense_ns = pieces.ns + kind.cost.FoldNs(rows, pieces.count);
+      path.longest_dense_ns = pieces.ns + kind.cost.FoldNs(rows, pieces.count);
     }
   }
-  return attention::StepNs(kind.cost, shape, chains);
+  return attention::StepNs(kind.cost, shape, path);
 }
 
 // Of what ChangePath has not counted.
@@ -343,9 +357,12 @@ AttentionStep AttentionTimes::Step(const Decoding& decoding, int64_t own_tokens,
     if (!ranges.empty()) shared.item_tokens += TokensReadByRowGroups(kind, ranges, StepNs(kind, shared));
     const double shared_ns = StepNs(kind, shared), apart_ns = StepNs(kind, apart);
     const bool shares = shared_ns < (kind.cost.has_latencies() ? kLeastStepGain : 1.0) * apart_ns;
-    const auto bytes = static_cast<double>(kind.cost.kv_bytes_per_token() * kind.layers);
-    step.seconds += 1e-9 * (shares ? shared_ns : apart_ns) * kind.layers;
-    step.seconds_unshared += 1e-9 * apart_ns * kind.layers;
+    const auto bytes = static_cast<double>(kind.cost.kv_bytes_per_token() * kind.layers) / kind.token_ranks;
+    int64_t rows = decoding.samples;
+    for (const PromptChunk& chunk : prompts.chunks) rows += chunk.tokens;
+    const double exchange_s = kind.token_ranks > 1 && rows > 0 ? kind.exchange.Seconds(static_cast<double>(rows)) : 0;
+    step.seconds += (1e-9 * (shares ? shared_ns : apart_ns) + exchange_s) * kind.layers;
+    step.seconds_unshared += (1e-9 * apart_ns + exchange_s) * kind.layers;
     step.bytes_read += bytes * static_cast<double>(shares ? shared.item_tokens : apart.item_tokens);
     step.bytes_read_unshared += bytes * static_cast<double>(apart.item_tokens);
   }
@@ -354,7 +371,7 @@ AttentionStep AttentionTimes::Step(const Decoding& decoding, int64_t own_tokens,
 
 int64_t AttentionTimes::kv_bytes_per_token() const {
   int64_t bytes = 0;
-  for (const Kind& kind : kinds_) bytes += kind.cost.kv_bytes_per_token() * kind.layers;
+  for (const Kind& kind : kinds_) bytes += kind.cost.kv_bytes_per_token() * kind.layers / kind.token_ranks;
   return bytes;
 }
 

@@ -1,7 +1,7 @@
 // How long a step's attention takes, by the planner's cost model over sums: which nodes of the requests' tree are read once for how
 // many samples. No plan is made: a node is shared where sharing it costs less by itself, as attention/share decides, at the prices
-// that the step gives its two resources. What that leaves out (whole steps judged by their cuts, items evened out among workers)
-// the tests bound. Layer: simulate.
+// that the step gives its two resources. Tests bound the error of the parts that this leaves out: whole steps compared by their
+// cuts, items evened out among workers. Layer: simulate.
 #pragma once
 
 #include <array>
@@ -14,6 +14,7 @@
 #include "attention/step_model.h"
 #include "coppice/core/status.h"
 #include "model/config.h"
+#include "model/kv_split.h"
 
 namespace coppice::simulate {
 
@@ -32,13 +33,13 @@ struct SharedNode {
   std::vector<int32_t> chunks;  // those whose path has no such node below this one, by place in the step
 };
 
-// What a step computes of prompts. `nodes`: parents first.
+// The parts of prompts that a step computes. `nodes`: parents first.
 struct StepPrompts {
   std::vector<PromptChunk> chunks;
   std::vector<SharedNode> nodes;
 };
 
-// What a step reads of KV, all layers, in bytes, and how long it takes.
+// A step's reads of KV, all layers, in bytes, and its time.
 struct AttentionStep {
   double seconds = 0, seconds_unshared = 0;
   double bytes_read = 0, bytes_read_unshared = 0;
@@ -49,6 +50,10 @@ struct LayerKind {
   attention::AttentionSpec spec;
   attention::BackendTraits traits;
   int32_t layers = 0;
+  // Ranks that divide the tokens of KV, each of which reads and computes a part of every token's time with the query heads of all,
+  // and what they exchange in a layer.
+  int32_t token_ranks = 1;
+  KvExchange exchange = {};
 };
 
 class AttentionTimes {
@@ -57,7 +62,7 @@ class AttentionTimes {
 
   // Items that read the same tokens, added up: what they take for a token.
   struct Readers {
-    int64_t rows = 0, sets = 0;  // who is served, whatever the items
+    int64_t rows = 0, sets = 0;  // rows and sets served, whatever the items
     int64_t items = 0, dense_rows = 0, dense_items = 0, stream_items = 0,
             stream_rows = 0;  // row groups of the items; rows as computed
     int64_t compute_ps = 0;
@@ -68,7 +73,7 @@ class AttentionTimes {
   template <class T>
   using ByPrices = std::array<T, attention::kPrices.size()>;
 
-  // What the decoding samples of one engine read, kept while they come and go. A piece of memory of its user's.
+  // Reads of the decoding samples of one engine, kept while samples come and go. The caller owns it.
   struct Decoding {
     struct Sums {
       ByPrices<attention::StepShape> shared;  // of one layer: as it is best node by node at these prices
@@ -97,19 +102,20 @@ class AttentionTimes {
   // A step in which all of them decode, having `own_tokens` tokens behind their prompts, all together, and prompts are computed.
   AttentionStep Step(const Decoding& decoding, int64_t own_tokens, const StepPrompts& prompts) const;
 
-  // Of one token, all layers.
+  // Of one token, all layers; where ranks divide tokens, of one of them in the mean.
   int64_t kv_bytes_per_token() const;
 
  private:
   struct Kind {
     attention::CostModel cost;
-    int32_t layers = 0, window = 0, group = 1;
+    int32_t layers = 0, window = 0, group = 1, token_ranks = 1;
+    KvExchange exchange;
     int32_t tile_queries = 1, set_queries = 1;  // of a prompt: those of a row tile, of a merge set
     int32_t kv_tile = 1, tile_rows = 1;
     bool cuts_kv = false;
     size_t num_prices = 1;  // of kPrices, how many there are to choose from
   };
-  // What is read, and what computing that takes, if every node is read once.
+  // Tokens read, and the time of computing them, if every node is read once.
   struct Distinct {
     int64_t tokens = 0, compute_ps = 0;
   };
@@ -119,7 +125,7 @@ class AttentionTimes {
   static Readers ItemOf(const Kind& kind, int64_t rows, int64_t sets);
   static Readers SamplesOf(const Kind& kind, int64_t samples);
   static Readers TilesOf(const Kind& kind, const PromptChunk& chunk);
-  // What reads on above a node.
+  // The readers that go on above a node.
   static Readers Above(const Kind& kind, const Readers& below, bool shares);
   Readers ReadersAt(size_t kind, size_t prices, int32_t samples, int32_t reads, const Decoding& decoding) const;
 

@@ -1,6 +1,7 @@
 // The sums of attention_times.h beside plans: whole steps of random trees, of CPUs and of an H200.
 #include "simulate/attention_times.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "attention/plan.h"
 #include "attention/plan_io.h"
 #include "attention/testing/plan_test_forest.h"
+#include "simulate/costs.h"
 
 namespace coppice::simulate {
 namespace {
@@ -201,7 +203,71 @@ TEST(AttentionTimes, AreThoseOfPlansOnAGpu) {
   EXPECT_LT(compared.time_highest, 2);
 }
 
-// What comes and goes leaves nothing behind.
+// Two ranks that divide the tokens of StarCoder's KV head: what a plan of half as long samples with all query heads predicts, and
+// the exchange.
+TEST(AttentionTimes, RanksThatDivideTokensTakeWhatPlansOfTheirPartsDo) {
+  const auto machine = attention::ShippedMachineModel("h200").value();
+  const KvExchange exchange = {.fixed_s = 10e-6, .row_s = 1e-8};
+  const LayerKind heads = {
+      .spec = {.num_qo_heads = 24, .num_kv_heads = 1, .head_dim = 128}, .traits = attention::testing::H200Traits(), .layers = 3};
+  LayerKind tokens = heads;
+  tokens.spec.num_qo_heads = 48;
+  tokens.token_ranks = 2;
+  tokens.exchange = exchange;
+  const AttentionTimes by_heads(std::span(&heads, 1), machine), by_tokens(std::span(&tokens, 1), machine);
+  EXPECT_EQ(by_tokens.kv_bytes_per_token(), by_heads.kv_bytes_per_token() / 2);
+  for (const int32_t samples : {1, 16, 256}) {
+    constexpr int32_t kTokens = 16384;
+    TestForest forest;
+    for (int32_t i = 0; i < samples; ++i) forest.AddBranch(kNoParent, kTokens / 2, 1);
+    const auto planner = attention::Planner::Create(tokens.spec, forest.Capacity(), {}, tokens.traits, machine).value();
+    ASSERT_TRUE(planner->Update(forest.Forest()).ok());
+    const auto step_of = [&](const AttentionTimes& times) {
+      AttentionTimes::Decoding decoding = times.Nothing();
+      times.ChangeSamples(samples, 0, &decoding);
+      return times.Step(decoding, int64_t{samples} * kTokens, {});
+    };
+    const AttentionStep of_heads = step_of(by_heads), of_tokens = step_of(by_tokens);
+    EXPECT_NEAR(of_tokens.seconds / 3 - exchange.Seconds(samples), 1e-9 * planner->Stats().predicted_ns,
+                0.25e-9 * planner->Stats().predicted_ns)
+        << samples;
+    EXPECT_EQ(of_tokens.bytes_read, of_heads.bytes_read / 2);
+    if (samples == 256) {
+      EXPECT_LT(of_tokens.seconds, 0.6 * of_heads.seconds);
+    }
+  }
+}
+
+TEST(Costs, KvIsSplitByTokensWhereRanksExceedKvHeads) {
+  ModelConfig config;
+  config.num_layers = 40;
+  config.num_qo_heads = 48;
+  config.num_kv_heads = 1;
+  config.head_dim = 128;
+  config.hidden_size = 6144;
+  config.intermediate_size = 24576;
+  config.vocab_size = 49152;
+  config.max_position = 8192;
+  CostOptions options = {.machine = "h200", .ranks = 2, .parameters = int64_t{15} << 30};
+  const MachineCosts by_tokens = MakeCosts(config, options).value();
+  EXPECT_EQ(by_tokens.kv_split, KvSplit::kTokens);
+  EXPECT_THAT(by_tokens.kv_split_reason, ::testing::HasSubstr("256 samples of 4096 tokens"));
+  EXPECT_EQ(by_tokens.costs.attention.kv_bytes_per_token(), 40 * 2 * 128 * 2 / 2);
+  options.kv_split = KvSplit::kHeads;
+  EXPECT_EQ(MakeCosts(config, options)->kv_split, KvSplit::kHeads);
+  EXPECT_EQ(MakeCosts(config, options)->costs.attention.kv_bytes_per_token(), 40 * 2 * 128 * 2);
+
+  options.kv_split = KvSplit::kAuto;
+  options.max_running = 1;  // the exchange takes longer than what is read
+  config.max_position = 512;
+  EXPECT_EQ(MakeCosts(config, options)->kv_split, KvSplit::kHeads);
+  config.num_kv_heads = 2;
+  EXPECT_EQ(MakeCosts(config, options)->kv_split_reason, "");
+  options.kv_split = KvSplit::kTokens;
+  EXPECT_THAT(MakeCosts(config, options).status().message(), ::testing::HasSubstr("2 KV heads are divided among 2 ranks"));
+}
+
+// Samples that come and go leave nothing behind.
 TEST(AttentionTimes, SumsEndAtNothing) {
   const LayerKind kind = {.spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128, .window = 0},
                           .traits = attention::testing::H200Traits(),

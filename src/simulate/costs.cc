@@ -13,6 +13,7 @@
 #include "attention/machine_model.h"
 #include "core/check.h"
 #include "core/thread_pool.h"
+#include "model/kv_split.h"
 #include "model/window_layers.h"
 
 namespace coppice::simulate {
@@ -32,11 +33,13 @@ class NoWork final : public Executor {
   int workers_;
 };
 
-// Of a rank: the fullest one's heads, with whole groups of query heads.
-std::vector<LayerKind> KindsOf(const ModelConfig& config, DType dtype, int ranks) {
+// Of a rank: the fullest one's heads, with whole groups of query heads; of `sharers` ranks that divide the tokens of a KV head, the
+// query heads of all.
+std::vector<LayerKind> KindsOf(const ModelConfig& config, DType dtype, int ranks, int sharers) {
   const int32_t kv_heads = CeilDiv(config.num_kv_heads, ranks);
   const int32_t group = config.num_qo_heads / config.num_kv_heads;
-  const AttentionSpec spec{.num_qo_heads = ranks > config.num_kv_heads ? CeilDiv(config.num_qo_heads, ranks) : kv_heads * group,
+  const int32_t qo_heads = ranks > config.num_kv_heads ? CeilDiv(config.num_qo_heads, ranks) : kv_heads * group;
+  const AttentionSpec spec{.num_qo_heads = qo_heads * sharers,
                            .num_kv_heads = kv_heads,
                            .head_dim = config.head_dim,
                            .q_dtype = dtype,
@@ -45,13 +48,17 @@ std::vector<LayerKind> KindsOf(const ModelConfig& config, DType dtype, int ranks
                            .soft_cap = config.soft_cap};
   std::vector<LayerKind> kinds;
   for (const WindowLayers& alike : WindowLayersOf(config)) {
-    kinds.push_back({.spec = spec, .traits = {}, .layers = alike.layers});
+    kinds.push_back({.spec = spec,
+                     .traits = {},
+                     .layers = alike.layers,
+                     .token_ranks = sharers,
+                     .exchange = sharers > 1 ? KvExchangeOf(config, ranks, dtype, DeviceKind::kCuda) : KvExchange()});
     kinds.back().spec.window = alike.window;
   }
   return kinds;
 }
 
-// What a layer takes on a GPU beside its attention and beyond its weights' reading: the starts and ends of its kernels in a
+// Time of a layer on a GPU beside its attention and beyond its weights' reading: the starts and ends of its kernels in a
 // captured step of more than kGpuFewRows rows. From steps without attention of Llama shapes of 7 B and 13 B on an H100, 32 to 256
 // samples (bench/results/paper_hydragen/2026-11-28_h100.jsonl): 41 and 43 us.
 constexpr double kGpuLayerSeconds = 42e-6;
@@ -60,7 +67,7 @@ constexpr double kGpuLayerSeconds = 42e-6;
 constexpr int32_t kGpuFewRows = 16;
 constexpr double kGpuFewRowsLayerSeconds = 10e-6;
 
-// What a sum over ranks takes on GPUs that read each other's memory, H200s: 4.1 us, and what each further rank's f32 rows take
+// Time of a sum over ranks on GPUs that read each other's memory, H200s: 4.1 us, and the time of each further rank's f32 rows
 // (docs/ranks.md, the times of AddNorm). There are two a layer.
 constexpr double kSumSeconds = 4.1e-6, kSumBytesPerSecond = 385e9;
 constexpr int kSumsOfLayer = 2;
@@ -85,6 +92,40 @@ StepTimes RooflineOf(const ModelConfig& config, const CostOptions& options, cons
                                   .few_fixed_s = is_gpu ? (kGpuFewRowsLayerSeconds + sums_s) * config.num_layers : 0});
 }
 
+Result<AttentionTimes> TimesOf(const ModelConfig& config, const CostOptions& options, const MachineModel& machine, int workers,
+                               int sharers) {
+  std::vector<LayerKind> kinds = KindsOf(config, options.dtype, options.ranks, sharers);
+  for (LayerKind& kind : kinds) {
+    if (machine.sm.num_sms > 0) {  // as Hopper's kernels run it
+      COPPICE_ASSIGN_OR_RETURN(const attention::cuda::KernelChoice kernel,
+                               attention::cuda::ChooseKernel(attention::CudaKernels::kAuto, 9, 0, kind.spec, options.page_size));
+      kind.traits = attention::cuda::TraitsOf(kernel, kind.spec, machine.sm.num_sms);
+    } else {
+      NoWork executor(workers);
+      COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Backend> backend, attention::MakeCpuBackend(&executor));
+      COPPICE_ASSIGN_OR_RETURN(kind.traits, backend->Traits(kind.spec, {}));
+    }
+  }
+  return AttentionTimes(kinds, machine);
+}
+
+// As an engine chooses; `by_heads` has the times of the one way.
+Result<KvSplitChoice> ChooseSplit(const ModelConfig& config, const CostOptions& options, const MachineModel& machine, int workers,
+                                  const AttentionTimes& by_heads) {
+  const int32_t max_context = options.max_context > 0 ? options.max_context : config.max_position;
+  const int64_t kv_tokens = options.kv_bytes > 0 ? options.kv_bytes / by_heads.kv_bytes_per_token() : INT64_MAX;
+  const TypicalStep step = TypicalStepOf(options.max_running, max_context, kv_tokens);
+  const auto seconds_of = [&](const AttentionTimes& times) {
+    AttentionTimes::Decoding decoding = times.Nothing();
+    times.ChangeSamples(step.samples, 0, &decoding);
+    return times.Step(decoding, int64_t{step.samples} * step.tokens, {}).seconds / config.num_layers;
+  };
+  return ChooseKvSplit(config, options.ranks, options.kv_split, /*why_not=*/"", step, [&](int sharers) -> Result<KvSplitTimes> {
+    COPPICE_ASSIGN_OR_RETURN(const AttentionTimes by_tokens, TimesOf(config, options, machine, workers, sharers));
+    return KvSplitTimes{.heads_s = seconds_of(by_heads), .tokens_s = seconds_of(by_tokens)};
+  });
+}
+
 }  // namespace
 
 Result<MachineCosts> MakeCosts(const ModelConfig& config, const CostOptions& options) {
@@ -101,23 +142,18 @@ Result<MachineCosts> MakeCosts(const ModelConfig& config, const CostOptions& opt
   if (options.ranks > config.num_qo_heads)
     return InvalidArgument(
         fmt::format("{} ranks divide {} query heads, expected no more ranks", options.ranks, config.num_qo_heads));
-  std::vector<LayerKind> kinds = KindsOf(config, options.dtype, options.ranks);
-  for (LayerKind& kind : kinds) {
-    if (machine.sm.num_sms > 0) {  // as Hopper's kernels run it
-      COPPICE_ASSIGN_OR_RETURN(const attention::cuda::KernelChoice kernel,
-                               attention::cuda::ChooseKernel(attention::CudaKernels::kAuto, 9, 0, kind.spec, options.page_size));
-      kind.traits = attention::cuda::TraitsOf(kernel, kind.spec, machine.sm.num_sms);
-    } else {
-      NoWork executor(workers.num_workers());
-      COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<attention::Backend> backend, attention::MakeCpuBackend(&executor));
-      COPPICE_ASSIGN_OR_RETURN(kind.traits, backend->Traits(kind.spec, {}));
-    }
+  COPPICE_ASSIGN_OR_RETURN(AttentionTimes attention, TimesOf(config, options, machine, workers.num_workers(), /*sharers=*/1));
+  COPPICE_ASSIGN_OR_RETURN(KvSplitChoice choice, ChooseSplit(config, options, machine, workers.num_workers(), attention));
+  if (choice.sharers > 1) {
+    COPPICE_ASSIGN_OR_RETURN(attention, TimesOf(config, options, machine, workers.num_workers(), choice.sharers));
   }
-  return MachineCosts{.costs = {.steps = options.steps ? *options.steps : RooflineOf(config, options, machine),
-                                .attention = AttentionTimes(kinds, machine)},
-                      .machine = machine.name,
-                      .ranks = options.ranks,
-                      .has_step_times = options.steps.has_value()};
+  return MachineCosts{
+      .costs = {.steps = options.steps ? *options.steps : RooflineOf(config, options, machine), .attention = std::move(attention)},
+      .machine = machine.name,
+      .ranks = options.ranks,
+      .kv_split = choice.split,
+      .kv_split_reason = std::move(choice.reason),
+      .has_step_times = options.steps.has_value()};
 }
 
 }  // namespace coppice::simulate

@@ -11,11 +11,12 @@
 namespace coppice::simulate {
 namespace {
 
-// The job's tree: who is below each piece, and its requests in the order of the tree.
+// The job's tree: the requests below each piece, and all requests in the order of the tree.
 struct Tree {
-  std::vector<int32_t> requests_below, samples_below;  // by node
-  std::vector<int32_t> order;                          // of requests
-  std::vector<std::vector<int32_t>> children;          // by node, of those that prompts go through; the last one: the roots
+  std::vector<int32_t> requests_below;         // by node
+  std::vector<int64_t> samples_below;          // by node
+  std::vector<int32_t> order;                  // of requests
+  std::vector<std::vector<int32_t>> children;  // by node, of those that prompts go through; the last one: the roots
 
   explicit Tree(const Trace& trace)
       : requests_below(trace.nodes().size()), samples_below(trace.nodes().size()), children(trace.nodes().size() + 1) {
@@ -49,7 +50,7 @@ void ListNodes(const Trace& trace, Tree& tree, std::vector<JobNode>* nodes) {
     const std::vector<int32_t>& below = tree.ChildrenOf(node);
     for (size_t i = below.size(); i-- > 0;) stack.emplace_back(below[i], depth);
   };
-  // What is alone below a node, or below none.
+  // Counts the requests that are alone below a node, or below none.
   const auto count_ends = [&](int32_t node, JobNode* listed) {
     listed->shortest_end = std::numeric_limits<int32_t>::max();
     const int32_t end = node == kNoNode ? 0 : trace.nodes()[node].end;
@@ -78,7 +79,10 @@ void ListNodes(const Trace& trace, Tree& tree, std::vector<JobNode>* nodes) {
     push(node, depth + 1);
   }
   if (alone.ends > 0) {
-    alone.requests = alone.samples = alone.ends;
+    alone.requests = alone.ends;
+    for (const int32_t child : tree.ChildrenOf(kNoNode)) {
+      if (tree.requests_below[child] == 1) alone.samples += tree.samples_below[child];
+    }
     nodes->push_back(alone);
   }
 }
@@ -183,7 +187,8 @@ Forecast MakeForecast(const Trace& trace, const Costs& costs, const ServerOption
   int64_t tokens = 0, tokens_apart = 0;
   bool is_full = false, is_full_apart = false;
   for (const int32_t r : tree.order) {
-    const TraceRequest& request = trace.requests()[r];
+    TraceRequest request = trace.requests()[r];
+    request.samples = std::min(request.samples, server.max_running);  // the others follow as these end
     const int64_t more = batch.TokensOf(request);
     const int64_t more_apart = request.samples * (int64_t{trace.prompt_tokens(request)} + request.output_tokens);
     is_full |= tokens + more > server.kv_tokens || batch.samples() + request.samples > server.max_running;

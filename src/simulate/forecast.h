@@ -1,4 +1,4 @@
-// What a job of requests stores and reads with and without sharing, how many of its samples run at once, and how long a step of
+// KV that a job of requests stores and reads with and without sharing, how many of its samples run at once, and how long a step of
 // those takes: by its tree and the cost model alone. Layer: simulate. RelayAttention section 3.4; Hydragen appendix A.
 #pragma once
 

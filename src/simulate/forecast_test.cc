@@ -56,6 +56,19 @@ TEST(Forecast, TheCacheBoundsTheBatch) {
   EXPECT_EQ(few.largest_batch, 4);
 }
 
+TEST(Forecast, ARequestOfMoreSamplesThanPlacesHasThemAll) {
+  Trace trace;
+  for (uint64_t i = 0; i < 2; ++i) trace.Add({.arrival = 0, .prompt = {{i, 100}}, .output_tokens = 40, .samples = 1 << 30});
+  const Forecast forecast = MakeForecast(trace, testing::OneSecondSteps(), {.max_running = 8, .kv_tokens = 100000});
+  EXPECT_EQ(forecast.largest_batch, 8);
+  EXPECT_EQ(forecast.largest_batch_apart, 8);
+  EXPECT_EQ(forecast.step.samples, 8);
+  EXPECT_EQ(forecast.samples, int64_t{2} << 30);
+  ASSERT_EQ(forecast.tree.size(), 1u);
+  EXPECT_EQ(forecast.tree[0].requests, 2);
+  EXPECT_EQ(forecast.tree[0].samples, int64_t{2} << 30);
+}
+
 TEST(Forecast, BreakEvenIsTheEquationOfRelayAttention) {
   const Forecast forecast = MakeForecast(TwoLevels(), testing::OneSecondSteps(), {.kv_tokens = 100000});
   ASSERT_EQ(forecast.break_even.size(), 9u);
@@ -65,7 +78,7 @@ TEST(Forecast, BreakEvenIsTheEquationOfRelayAttention) {
   const double s = 1181, c = (24 * 20 + 97) / 25.0;
   for (const BreakEven& row : forecast.break_even) {
     EXPECT_NEAR(row.relay_gain, (s + c + 2) / (s / row.samples + c + 7), 1e-9);
-    EXPECT_GE(row.attention_gain, 1 - 1e-9);  // what does not pay is not shared
+    EXPECT_GE(row.attention_gain, 1 - 1e-9);  // what saves no time is not shared
     EXPECT_LE(row.step_gain, row.attention_gain + 1e-9);
   }
   EXPECT_GT(forecast.break_even.back().attention_gain, 1.5);

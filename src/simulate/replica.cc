@@ -14,14 +14,14 @@ constexpr size_t kWindow = 32;  // of those that wait, how many are compared (Ad
 }  // namespace
 
 Replica::Replica(int32_t id, const Trace* trace, const Costs* costs, const ServerOptions& options, std::span<Outcome> outcomes,
-                 TellEnded tell_ended, TellHeld tell_held)
+                 OnEnded on_ended, OnHeld on_held)
     : id_(id),
       trace_(*trace),
       costs_(*costs),
       options_(options),
       outcomes_(outcomes),
-      tell_ended_(std::move(tell_ended)),
-      tell_held_(std::move(tell_held)),
+      on_ended_(std::move(on_ended)),
+      on_held_(std::move(on_held)),
       decoding_(costs->attention.Nothing()) {}
 
 // ---------------------------------------------------------------------------------------------------------------------- entries
@@ -52,7 +52,7 @@ int32_t Replica::EntryOf(int32_t node) {
   if (node != kNoNode) {
     entries_[entry].tokens = trace_.nodes()[node].tokens;
     entry_of_node_.emplace(node, entry);
-    if (tell_held_) tell_held_(node, true);
+    if (on_held_) on_held_(node, true);
   }
   return entry;
 }
@@ -62,7 +62,7 @@ void Replica::DropIfUnused(int32_t entry) {
   if (e.ready || e.computing || e.users > 0 || e.waiting > 0) return;
   if (e.node != kNoNode) {
     entry_of_node_.erase(e.node);
-    if (tell_held_) tell_held_(e.node, false);
+    if (on_held_) on_held_(e.node, false);
   }
   free_entries_.push_back(entry);
 }
@@ -210,7 +210,7 @@ void Replica::Leave(Running* running, double now) {
   totals_.output_tokens += int64_t{request.samples} * request.output_tokens;
   outcomes_[running->request].seconds = static_cast<float>(now - request.arrival + options_.request_seconds);
   running->samples = 0;  // gone
-  if (tell_ended_) tell_ended_(running->request);
+  if (on_ended_) on_ended_(running->request);
 }
 
 // ------------------------------------------------------------------------------------------------------------------------- steps
@@ -228,7 +228,7 @@ Replica::Admission Replica::TryAdmit(const Waiting& waiting) {
     there = trace_.nodes()[path_nodes_[ready]].end;
   }
   const int32_t prompt = trace_.prompt_tokens(request);
-  // What is found must not be evicted for what is not.
+  // Nodes that were found must not be evicted for those that were not.
   for (size_t i = 0; i < ready; ++i) {
     const int32_t entry = FindEntry(path_nodes_[i]);
     Unlist(entry);
@@ -273,7 +273,7 @@ Replica::Admission Replica::TryAdmit(const Waiting& waiting) {
   return Admission::kAdmitted;
 }
 
-// The next tokens of a prompt, as many as the budget has. What they complete may be used by others of the same step.
+// The next tokens of a prompt, as many as the budget has. Nodes that they complete may be used by others of the same step.
 void Replica::ComputeChunk(Running* running, int32_t* budget) {
   const int32_t count = std::min(running->target - running->computed, *budget);
   if (count <= 0) return;

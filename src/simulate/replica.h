@@ -1,7 +1,7 @@
 // One simulated `coppice serve`: its cache, its line, its steps, by counts alone. It follows the engine's scheduler (decodes first,
 // then prompts in chunks within a step's budget; equal prompts in flight are waited for; of those that wait, what shares most with
 // running samples comes first; out of pages the newest gives way), a step's time is that of StepTimes and AttentionTimes, and the
-// least recently used text is evicted. Steps in which nobody comes or goes are taken together. Layer: simulate.
+// least recently used text is evicted. Steps between arrivals and ends are taken together. Layer: simulate.
 #pragma once
 
 #include <boost/unordered/unordered_flat_map.hpp>
@@ -18,7 +18,7 @@
 
 namespace coppice::simulate {
 
-// What a replica's steps take.
+// The times of a replica's steps.
 struct Costs {
   StepTimes steps;
   AttentionTimes attention;
@@ -44,19 +44,19 @@ struct ReplicaTotals {
   double busy_seconds = 0, kv_bytes_read = 0, kv_bytes_read_unshared = 0;
 };
 
-// What a replica has, or is to have since a request for it waits: told to whom sends requests by it.
-using TellHeld = std::function<void(int32_t node, bool held)>;
+// A node that a replica has, or is to have since a request for it waits: for routers that go by it.
+using OnHeld = std::function<void(int32_t node, bool held)>;
 // A request has been answered.
-using TellEnded = std::function<void(int32_t request)>;
+using OnEnded = std::function<void(int32_t request)>;
 
 // Thread-compatible.
 class Replica {
  public:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
-  // All outlive the replica. `outcomes`: by request. What is told may be empty.
+  // All outlive the replica. `outcomes`: by request. The callbacks may be empty.
   Replica(int32_t id, const Trace* trace, const Costs* costs, const ServerOptions& options, std::span<Outcome> outcomes,
-          TellEnded tell_ended, TellHeld tell_held);
+          OnEnded on_ended, OnHeld on_held);
 
   // A request of the trace comes now. REQUIRES: no earlier than anything before it.
   void Submit(int32_t request, double now);
@@ -83,7 +83,7 @@ class Replica {
     int32_t tokens = 0;
     int32_t before = -1, after = -1;  // in the order of use, where listed
     int32_t users = 0, decoding = 0;  // samples that run through it; of those, that decode
-    int32_t waiting = 0;              // requests in line
+    int32_t waiting = 0;              // requests in the queue
     int32_t reads = -1;               // AttentionTimes::PathNode
     int32_t chunks = 0, place = -1;   // while a step is planned: chunks that see it, and its place in prompts_.nodes
     bool ready = false, computing = false, listed = false;
@@ -135,8 +135,8 @@ class Replica {
   const Costs& costs_;
   const ServerOptions options_;
   const std::span<Outcome> outcomes_;
-  const TellEnded tell_ended_;
-  const TellHeld tell_held_;
+  const OnEnded on_ended_;
+  const OnHeld on_held_;
 
   boost::unordered_flat_map<int32_t, int32_t> entry_of_node_;
   std::vector<Entry> entries_;

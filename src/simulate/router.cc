@@ -40,7 +40,7 @@ Router::Router(const Trace* trace, std::span<const Replica> replicas, const Serv
       holders_of_(wants_held() ? trace->nodes().size() : 0, -1),
       cached_(replicas.size()) {}
 
-void Router::Tell(int32_t replica, int32_t node, bool held) {
+void Router::NotifyHeld(int32_t replica, int32_t node, bool held) {
   if (held) {
     int32_t at = static_cast<int32_t>(holders_.size());
     if (free_holders_.empty()) {
@@ -115,9 +115,9 @@ int32_t Router::ChooseByPrefix(const TraceRequest& request) {
   for (int32_t r = 0; r < std::ssize(work_); ++r) {
     if (recent_[r] > most) continue;  // never all of them
     const Replica& replica = replicas_[r];
-    const int64_t in_line = replica.samples_waiting() + replica.samples_running() + request.samples - server_.max_running;
+    const int64_t queued = replica.samples_waiting() + replica.samples_running() + request.samples - server_.max_running;
     const double before = static_cast<double>(replica.backlog_tokens() + prompt - cached_[r]) * prices_.prompt_s +
-                          static_cast<double>(std::max<int64_t>(in_line, 0)) * place_s + recent_[r] * spread;
+                          static_cast<double>(std::max<int64_t>(queued, 0)) * place_s + recent_[r] * spread;
     if (best < 0 || before < least || (before == least && HasLessWork(r, best))) best = r, least = before;
   }
   std::ranges::fill(cached_, 0);

@@ -19,7 +19,7 @@ enum class Policy : uint8_t {
   // By a hash of how the prompt begins; to the next one in the hash's order where that has too much (rendezvous hashing with
   // bounded loads: Thaler and Ravishankar 1998, Mirrokni et al. 2018).
   kPrefixHash,
-  // The one where least stands before its first token: prompt tokens in line, its own that are not cached, and a price on what the
+  // The one where least stands before its first token: queued prompt tokens, its own that are not cached, and a price on what the
   // replica was sent of late beyond the others. So a request whose text is nowhere goes where least was sent, one with a long
   // history goes where that is, and a prompt that one replica cannot answer alone comes to be on more. None that was sent too much.
   kPrefixAware,
@@ -62,8 +62,8 @@ class Router {
   int32_t Choose(int32_t request);
   // A request of a replica was answered or refused.
   void Ended(int32_t request, int32_t replica);
-  // TellHeld of a replica; only where wants_held().
-  void Tell(int32_t replica, int32_t node, bool held);
+  // OnHeld of a replica; only where wants_held().
+  void NotifyHeld(int32_t replica, int32_t node, bool held);
   bool wants_held() const { return options_.policy == Policy::kPrefixAware; }
 
  private:
@@ -94,7 +94,7 @@ class Router {
   int64_t outputs_seen_ = 0;
   std::vector<double> work_, work_ever_;  // by replica: under way, and all that was sent
   double all_work_ = 0;
-  // What was sent of late, in units that grow with each request in place of all that was sent before becoming less.
+  // Work sent of late, in units that grow with each request, so that earlier work weighs less and less.
   std::vector<double> recent_;
   double all_recent_ = 0, unit_ = 1;
   std::vector<double> work_of_;      // by request that is under way

@@ -1,6 +1,7 @@
 #include "simulate/simulation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <queue>
 #include <utility>
 
@@ -23,9 +24,11 @@ Latencies LatenciesOf(std::vector<float> seconds) {
   double sum = 0;
   for (const float s : seconds) sum += s;
   const auto at = [&](double part) {
-    const auto place = seconds.begin() + static_cast<ptrdiff_t>(part * static_cast<double>(seconds.size() - 1));
-    std::nth_element(seconds.begin(), place, seconds.end());
-    return static_cast<double>(*place);
+    const double place = part * static_cast<double>(seconds.size() - 1);
+    const auto below = seconds.begin() + static_cast<ptrdiff_t>(place);
+    std::nth_element(seconds.begin(), below, seconds.end());
+    const auto above = below + 1 == seconds.end() ? below : std::min_element(below + 1, seconds.end());
+    return static_cast<double>(std::lerp(*below, *above, static_cast<float>(place - std::floor(place))));
   };
   return {.mean = sum / static_cast<double>(seconds.size()), .p50 = at(0.5), .p99 = at(0.99)};
 }
@@ -67,11 +70,11 @@ SimulationResult Simulate(const Trace& trace, const Costs& costs, const Simulati
   replicas.reserve(options.replicas);
   Router router(&trace, std::span(replicas.data(), options.replicas), options.server, options.router, prices);
   for (int32_t r = 0; r < options.replicas; ++r) {
-    TellHeld tell;
-    if (router.wants_held()) tell = [&router, r](int32_t node, bool held) { router.Tell(r, node, held); };
+    OnHeld notify;
+    if (router.wants_held()) notify = [&router, r](int32_t node, bool held) { router.NotifyHeld(r, node, held); };
     replicas.emplace_back(
         r, &trace, &costs, options.server, result.outcomes, [&router, r](int32_t request) { router.Ended(request, r); },
-        std::move(tell));
+        std::move(notify));
   }
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
   // Events of a replica whose end has changed since are passed over.

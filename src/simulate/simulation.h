@@ -1,5 +1,5 @@
-// A trace over several replicas: who gets what, what each computes and reads, how long requests take. One thread, the same result
-// in every run. Layer: simulate.
+// A trace over several replicas: the requests of each, its computation and reads, how long requests take. One thread, the same
+// result in every run. Layer: simulate.
 #pragma once
 
 #include <cstdint>

@@ -31,7 +31,7 @@ class OneReplica : public ::testing::Test {
   const Costs costs_ = testing::OneSecondSteps();
 };
 
-// A prompt's step gives the first token, each further one a token more; who comes meanwhile waits for the end of a step.
+// A prompt's step gives the first token, each further one a token more; a request that comes meanwhile waits for the end of a step.
 TEST_F(OneReplica, StepsFollowEachOther) {
   Add(0, {{1, 100}}, 5);
   Add(2.5, {{2, 100}}, 2);
@@ -161,15 +161,15 @@ struct Routed {
   std::map<Policy, SimulationResult> results;
 };
 
-// What an H100 with a model of 8 B parameters takes, in round numbers.
+// Costs of a model of 8 B parameters on an H100, in round numbers.
 Costs LargeModel() {
   const std::vector<LayerKind> kinds = {{.spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128},
                                          .traits = {.workers = 132,
                                                     .dense_tile_rows = 128,
                                                     .dense_min_rows = 17,
                                                     .dense_row_unit = 64,
-                                                    .stream_lanes = 8,
-                                                    .team_lanes = 8,
+                                                    .stream_warps = 8,
+                                                    .cooperative_warps = 8,
                                                     .kv_tile = 128,
                                                     .native_head_dim = 128,
                                                     .cuts_kv = true},
@@ -208,7 +208,7 @@ TEST(Router, PrefixAwareFindsWhatOneMachineWouldAndIsBalanced) {
   }
 }
 
-// One prompt that everybody asks for comes to be on all replicas, since one could not answer them all.
+// A prompt of all requests comes to be on all replicas, since one could not answer them all.
 TEST(Router, AHotPrefixIsOnAllReplicas) {
   Trace trace;
   std::mt19937 random(1);

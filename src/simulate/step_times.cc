@@ -16,12 +16,14 @@ namespace {
 
 using nlohmann::json;
 
-// Straight lines between points; from none to the first one constant, since weights are read whatever the rows.
+// Straight lines between points; from none to the first one constant, since weights are read whatever the rows. Beyond the last one
+// the last line, where it does not fall: measurements scatter, and no step takes less than nothing.
 double At(std::span<const StepTimes::Point> points, double rows) {
   if (rows <= points.front().rows || points.size() == 1) return points.front().seconds;
   size_t i = 1;
   while (i + 1 < points.size() && points[i].rows < rows) ++i;
   const StepTimes::Point &a = points[i - 1], &b = points[i];
+  if (rows > b.rows && b.seconds < a.seconds) return b.seconds;
   return a.seconds + (b.seconds - a.seconds) * (rows - a.rows) / (b.rows - a.rows);
 }
 

@@ -41,7 +41,7 @@ class StepTimes {
   // JSON of `coppice bench steps`: {"prompt": [[rows, seconds], ...], "decode": [...], ...}. Other fields are left alone.
   static Result<StepTimes> Parse(std::string_view json);
 
-  // Seconds of a step: between rows of the table on straight lines, beyond it on the last one's.
+  // Seconds of a step: between rows of the table on straight lines, beyond it on the last one, or where that falls constant.
   double Seconds(const StepRows& rows) const;
 
  private:

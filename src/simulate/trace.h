@@ -36,7 +36,7 @@ struct TraceRequest {
   int32_t output = kNoNode;  // what a later prompt may have behind this one, where that is known
 };
 
-// What one line of a trace says.
+// One line of a trace.
 struct TraceLine {
   double arrival = 0;
   std::vector<Segment> prompt;

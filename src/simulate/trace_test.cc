@@ -134,6 +134,13 @@ TEST(StepTimes, GoAlongTheTable) {
             "a prompt step has 2 rows and takes 0 s, expected positive numbers");
 }
 
+TEST(StepTimes, TakeNoLessBeyondTheTable) {
+  const StepTimes times = StepTimes::FromTable({{1, 1}, {2, 1.5}, {4, 1}}, {{1, 2}, {2, 1.75}}).value();
+  EXPECT_DOUBLE_EQ(times.Seconds({.prompt = 3}), 1.25);
+  EXPECT_DOUBLE_EQ(times.Seconds({.prompt = 1000}), 1);
+  EXPECT_DOUBLE_EQ(times.Seconds({.prompt = 996, .decode = 4}), 1 + 0.25);
+}
+
 TEST(StepTimes, RooflineIsTheLongerOfReadingAndComputing) {
   const StepTimes times = StepTimes::FromRoofline(
       {.layer_bytes = 1000, .layer_flops = 10, .head_bytes = 100, .head_flops = 1, .bytes_per_s = 1000, .flops_per_s = 1000});

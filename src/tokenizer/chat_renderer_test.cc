@@ -80,7 +80,7 @@ TEST(ChatRenderer, OptionalFieldsOfToolsAreThereWhereTheTemplateReadsThem) {
       "{% for name, p in t.function.parameters.properties.items() %}{{ name + p.description }}{% endfor %};{% endfor %}"
       "{{ messages[0].content }}");
   EXPECT_EQ(Text(*reads, {{"user", "hi"}}, {.variables = tools}), "f::;g::x;hi");
-  // What is written whole stays as it was sent.
+  // A tool that the template writes whole stays as it was sent.
   const auto writes = Renderer("{{ tools[0] | tojson }}{{ messages[0].content }}");
   EXPECT_EQ(Text(*writes, {{"user", "hi"}}, {.variables = tools}), R"({"type": "function", "function": {"name": "f"}}hi)");
 }

@@ -11,8 +11,8 @@
 namespace coppice {
 namespace {
 
-// What a rendering may cost, in units of Meter (about a nanosecond): a hostile template ends within 50 ms, and a long conversation
-// buys what templates do with it, some copies of every byte and some hundred steps a message.
+// Bounds on a rendering's cost, in units of Meter (about a nanosecond): a hostile template ends within 50 ms; a long conversation
+// adds the usual work of templates, some copies of every byte and some hundred steps a message.
 constexpr size_t kWork = 24'000'000, kWorkPerByte = 64, kWorkPerMessage = 100'000;
 constexpr size_t kMaxSource = 256 << 10;  // bytes: the longest templates in use have a tenth of it
 
@@ -196,7 +196,7 @@ class JinjaChatTemplate final : public ChatTemplate {
         work += kWorkPerMessage + kWorkPerByte * (message.role.size() + message.content.size() + message.fields.size());
         list.push_back(MessageOf(message, i, variables.form));
       }
-      // The names that Hugging Face transformers defines; tools and documents are none without them.
+      // The names that Hugging Face transformers defines; tools and documents are none by default.
       jinja::Dict names = {{"messages", std::move(list)},
                            {"add_generation_prompt", variables.add_generation_prompt},
                            {"bos_token", TracedText(variables.bos_token)},

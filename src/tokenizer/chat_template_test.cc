@@ -294,7 +294,7 @@ TEST(ChatTemplate, FunctionsKeepTheVariablesOfTheirDefinition) {
 }
 
 TEST(ChatTemplate, LongConversationsAreNotHostile) {
-  // What templates do with each message, on 20 MB in one message and on 20,000 messages.
+  // The usual work of templates on each message, with 20 MB in one message and with 20,000 messages.
   const std::string source =
       "{% for m in messages %}{% set c = m.content | trim %}{% if '</think>' in c %}{% set c = "
       "c.split('</think>')[-1].lstrip('\n') %}"

@@ -14,14 +14,14 @@
 namespace coppice {
 
 // Those of `data.fim`, which the file names by their ids; where it names none, the tokens of the first family of models whose
-// prefix, suffix and middle are all in the vocabulary, by their texts. What else the family has comes along.
+// prefix, suffix and middle are all in the vocabulary, by their texts. The family's other tokens come along.
 FimTokens FindFimTokens(const TokenizerData& data);
 
 struct FimFile {
   std::string name, text;
 };
 
-// What is known beside the text before the gap.
+// The context beside the text before the gap.
 struct FimContext {
   std::string suffix;          // what stands behind the gap
   std::vector<FimFile> files;  // others that the model is shown first

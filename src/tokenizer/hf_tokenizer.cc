@@ -24,7 +24,7 @@ using TokenKind = TokenizerData::TokenKind;
 // More tokens are a damaged file, not a vocabulary (the largest in use are below 300 thousand).
 constexpr size_t kMaxVocabulary = 1 << 24;
 
-// What ids may reach in a file that lists so many tokens: vocabularies have gaps, of some thousands at most, but one id must not
+// The bound of ids in a file that lists so many tokens: vocabularies have gaps, of some thousands at most, but one id must not
 // cost the memory of millions.
 size_t IdLimit(size_t listed_tokens) { return std::min(kMaxVocabulary, 2 * listed_tokens + (size_t{1} << 16)); }
 
@@ -587,7 +587,7 @@ Status AddHuggingFaceConfig(const TokenizerConfigFiles& files, TokenizerData* da
 
   // "legacy": false puts the space before the whole text only, and not after each added token too.
   for (NormalizerStep& step : data->normalizer) step.prefix_at_start = Get(config, "legacy") == false;
-  // The base class of the tokenizers that read SentencePiece models adds bos unless told otherwise.
+  // The base class of the tokenizers that read SentencePiece models adds bos by default.
   if (!Get(config, "add_bos_token").is_boolean()) config["add_bos_token"] = data->bos_id >= 0;
   ParseConfig(config, /*has_template=*/false, data);
   data->scores.resize(data->tokens.size(), 0);

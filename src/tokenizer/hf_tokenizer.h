@@ -1,5 +1,5 @@
 // Reads a Hugging Face tokenizer (tokenizer.json and the files beside it) into TokenizerData.
-// What a file asks that is not understood is refused by name, never ignored. Layer: tokenizer.
+// A field that is not understood is refused by name, never ignored. Layer: tokenizer.
 #pragma once
 
 #include <string>
@@ -25,9 +25,9 @@ struct TokenizerConfigFiles {
 // generation_config.json) are the caller's to add.
 Result<TokenizerData> ParseHuggingFaceTokenizer(const std::string& tokenizer_json, const TokenizerConfigFiles& files);
 
-// What the files, as the Python ("slow") tokenizers of transformers write them, add to a tokenizer read from tokenizer.model: added
-// tokens, special tokens and the chat template. As in transformers, added_tokens.json and special_tokens_map.json count where
-// tokenizer_config.json has no "added_tokens_decoder".
+// Adds the files' added tokens, special tokens and chat template to a tokenizer read from tokenizer.model. The files are as the
+// Python ("slow") tokenizers of transformers write them. As in transformers, added_tokens.json and special_tokens_map.json count
+// where tokenizer_config.json has no "added_tokens_decoder".
 // INVALID_ARGUMENT: not the JSON expected.
 Status AddHuggingFaceConfig(const TokenizerConfigFiles& files, TokenizerData* data);
 

@@ -1,4 +1,4 @@
-// What turns one piece of text into ids: byte-pair encoding or a unigram model. Layer: tokenizer.
+// Encoders of one piece of text into ids: byte-pair encoding or a unigram model. Layer: tokenizer.
 #pragma once
 
 #include <cstdint>

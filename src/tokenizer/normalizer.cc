@@ -16,7 +16,7 @@
 
 namespace coppice {
 
-// What a step made of a text, part by part from its beginning.
+// Parts of a text before and after a step, from the text's beginning.
 class Normalizer::Alignment {
  public:
   void Copy(size_t bytes) { Add({bytes, bytes, true}); }
@@ -300,7 +300,7 @@ class SentencePieceNormalizer {
     return texts;
   }
 
-  // What the start of `text` becomes, and how many bytes of it that is.
+  // The replacement of the start of `text`, and the number of bytes that it replaces.
   std::pair<std::string_view, size_t> Next(std::string_view text) const {
     if (const auto user = matcher_.MatchAt(text, 0)) return {text.substr(0, user->length), user->length};
     if (map_) {

@@ -24,8 +24,8 @@ class Normalizer {
   // where a pattern exceeds its match limit, or where the text becomes many times as long: hostile steps double it each.
   // `at_start`: the whole text begins here.
   Result<std::string> Normalize(std::string_view text, bool at_start = true) const { return Normalize(text, at_start, nullptr); }
-  // As above; `ranges` of the text, in order and apart, become those of the result. What is made of a range's bytes and of others
-  // together belongs to it.
+  // As above; `ranges` of the text, in order and apart, become those of the result. Bytes made of a range's bytes and of others
+  // together belong to the range.
   Result<std::string> Normalize(std::string_view text, bool at_start, std::vector<ByteRange>* ranges) const;
 
  private:

@@ -12,7 +12,7 @@
 
 namespace coppice {
 
-// What a GGUF file means by tokenizer.ggml.pre.
+// The pre-tokenizer that a GGUF file names as tokenizer.ggml.pre.
 struct PreTokenizerKind {
   std::vector<std::string> patterns;  // each splits the pieces of the one before; matches and gaps are pieces
   bool normalize_nfc = false;

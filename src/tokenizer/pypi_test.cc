@@ -34,7 +34,7 @@ TEST(PypiTokenizers, IdsAndTextsAreEqual) {
   }
 }
 
-// What a stream prints, whatever the pieces, is what the whole decodes to; in the middle of a text the first space stays.
+// Texts of a stream, whatever the pieces, make up the text of the whole; in the middle of a text the first space stays.
 TEST(PypiTokenizers, StreamsAreWholeCharacters) {
   const auto expected = nlohmann::json::parse(ReadFixture("pypi/expected.json"));
   for (const auto& [file, kind] : expected["kinds"].items()) {

@@ -22,7 +22,7 @@ class Regex {
   Regex& operator=(Regex&&) noexcept;
   ~Regex();
 
-  // What one thread needs to match, and what its hard matches may still cost: use one for the texts of one piece of work.
+  // Memory that one thread needs to match, and the work left for its hard matches: use one for the texts of one piece of work.
   class Scratch {
    public:
     // RESOURCE_EXHAUSTED if there is no memory for it.

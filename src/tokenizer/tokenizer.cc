@@ -285,7 +285,7 @@ class PipelineTokenizer final : public Tokenizer {
     return OkStatus();
   }
 
-  // What is looked for in a text.
+  // Options of the search for tokens in a text.
   struct Search {
     bool parse_special;
     std::span<const ByteRange> values;  // of the whole text
@@ -428,14 +428,14 @@ Status Validate(const TokenizerData& data) {
   return ValidateIds(data);
 }
 
-// Whether a token tells a model what the text around it is, or that it ends.
+// Whether a token marks a kind of text for the model, or its end.
 bool IsMark(const TokenizerData& data, int32_t id) {
   const FimTokens& fim = data.fim;
   const auto has = [id](const std::vector<int32_t>& ids) { return std::ranges::find(ids, id) != ids.end(); };
   return has(data.eos_ids) || has(fim.ends) || (fim.usable() && (id == fim.prefix || id == fim.suffix || id == fim.middle));
 }
 
-// The tokens to find in the text, where a file tells kinds alone.
+// The tokens to find in the text, where a file has kinds alone.
 void AddByKind(TokenizerData* data) {
   const bool user_defined = data->model == "bpe";  // SentencePiece's models find theirs themselves
   for (size_t id = 0; id < data->tokens.size(); ++id) {
@@ -504,7 +504,7 @@ std::string IncrementalDecoder::Push(int32_t id, bool keep_special) {
 }
 
 std::string IncrementalDecoder::Finish() {
-  // What Push leaves is one unfinished character.
+  // Push leaves one unfinished character at most.
   std::string text(pending_.empty() ? std::string_view() : kReplacementCharacter);
   pending_.clear();
   return text;

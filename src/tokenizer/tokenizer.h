@@ -1,4 +1,4 @@
-// What stands behind coppice/tokenizer/tokenizer.h: a tokenizer from a model file's data, incremental decoding that never splits a
+// Internals of coppice/tokenizer/tokenizer.h: a tokenizer from a model file's data, incremental decoding that never splits a
 // UTF-8 character, chat templates.
 // Layer: tokenizer.
 #pragma once
@@ -33,7 +33,7 @@ class IncrementalDecoder {
         strip_left_(begin == Begin::kText ? tokenizer.info().strip_start : 0) {}
   // Complete characters that this token finishes (maybe none). `keep_special`: of this one, whatever holds for all.
   std::string Push(int32_t id, bool keep_special = false);
-  // What is left, each invalid or unfinished sequence as U+FFFD.
+  // The rest of the text, each invalid or unfinished sequence as U+FFFD.
   std::string Finish();
 
  private:
@@ -46,9 +46,9 @@ class IncrementalDecoder {
 // One of OpenAI's API.
 bool IsStandardRole(std::string_view role);
 
-// What a chat template made of messages.
+// The prompt that a chat template made of messages.
 struct RenderedChat {
-  // What the prompt shows of one message.
+  // Parts of one message that the prompt shows.
   struct Message {
     bool has_content = false, has_calls = false;  // some byte of its content, of its tool calls
     size_t content_end = 0;                       // in the text, behind the last byte of the content; 0: there is none
@@ -79,13 +79,13 @@ class ChatTemplate {
     std::string fields = {};            // further variables, a JSON object: {"tools": [...], "enable_thinking": false}; empty: none
     std::optional<ChatForm> form = {};  // nothing: messages and tools as they are
   };
-  // What messages and fields say is traced to the prompt, roles apart: those that the template knows are its own words.
+  // Texts of messages and fields are traced to the prompt, roles apart: those that the template knows are its own words.
   virtual Result<RenderedChat> Render(const std::vector<ChatMessage>& messages, const Variables& variables) const = 0;
   // Whether the source names it: false is sure that no variable or field of that name is read.
   virtual bool Mentions(std::string_view name) const = 0;
   // Strings that the template compares roles with.
   virtual std::vector<std::string> Roles() const = 0;
-  // Whether it tells content that is none from other content.
+  // Whether it distinguishes content that is none.
   virtual bool AsksForNone() const = 0;
 };
 

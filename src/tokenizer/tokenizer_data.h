@@ -1,4 +1,4 @@
-// What a model file says about its tokenizer: read from GGUF, tokenizer.json or a SentencePiece model, used by CreateTokenizer.
+// Data of a model file's tokenizer: read from GGUF, tokenizer.json or a SentencePiece model, used by CreateTokenizer.
 // Layer: tokenizer.
 #pragma once
 
@@ -43,7 +43,7 @@ struct PreTokenizerStep {
     kMetaspace,    // spaces become `replacement`; see `prepend` and `split`
     kPrefixSpace,  // a space before each piece that has none
   };
-  // What becomes of the matches; the gaps between them are pieces.
+  // Treatment of the matches; the gaps between them are pieces.
   enum class Behavior : uint8_t { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
   enum class Prepend : uint8_t { kAlways, kFirst, kNever };  // kFirst: only where the whole text begins
 

@@ -1,4 +1,4 @@
-// What of a rendered chat comes from messages: the origins of bytes, through everything that templates do with texts.
+// Bytes of a rendered chat that come from messages: their origins, through everything that templates do with texts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -165,7 +165,7 @@ class BatchTest(unittest.TestCase):
         """Far apart in the file, three prompts of 200 tokens find each other although only one request runs at a time."""
         heads = [[group + 3] * 200 for group in range(3)]
         self.write(*(line(f"{i}", heads[i % 3] + [10 + i], max_tokens=1) for i in range(30)))
-        # Room for one prompt only: whoever comes between throws it out.
+        # Room for one prompt only: any prompt that comes between throws it out.
         self.assertEqual(coppice(*self.command("--max-running", 1, "--kv-cache", 2 * 3 * 2 * 16 * 4 * 256)).returncode, 0)
         answers = self.records(self.output)
         groups = [int(record["custom_id"]) % 3 for record in answers]
@@ -219,7 +219,7 @@ class BatchTest(unittest.TestCase):
         return process.returncode, output
 
     def test_killed_and_resumed(self):
-        """Nothing is lost, nothing is there twice, and the answers are those of a run that nobody killed."""
+        """Nothing is lost, nothing is there twice, and the answers are those of a run that was not killed."""
         self.write(*self.requests_for_killing())
         self.assertEqual(coppice(*self.command()).returncode, 0)
         undisturbed = {name: body["choices"] for name, body in self.answers().items()}
@@ -264,6 +264,14 @@ class BatchTest(unittest.TestCase):
         self.assertGreaterEqual(len(self.records(self.output)), 5)  # whole lines, all of them
         self.assertEqual(coppice(*self.command()).returncode, 0)
         self.assertEqual(len(self.answers()), 200)
+
+    def test_interrupted_while_it_reads(self):
+        self.write("no request", *(line(f"r{i}", [5] * 100) for i in range(50000)))
+        with subprocess.Popen([COPPICE, *map(str, self.command())], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            self.assertIn("line 1: ", process.stderr.readline())
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, output, errors), (130, "", ""))  # after all lines it would say how many are left
 
     def test_progress_under_frequent_kills(self):
         """Each run may use as much CPU time as a few requests take, in which a run that begins all requests at once answers none."""
@@ -312,7 +320,7 @@ class BatchTest(unittest.TestCase):
         self.assertNotIn("warning", done.stderr)
         self.assertEqual(done.stdout.splitlines()[-1], "200")
 
-    def test_an_output_that_somebody_changes_is_noticed(self):
+    def test_an_output_that_changes_is_noticed(self):
         def append():
             with open(self.output, "a", encoding="utf-8") as file:
                 file.write("x\n")
@@ -332,7 +340,7 @@ class BatchTest(unittest.TestCase):
                     os.remove(name)
 
     def test_an_input_that_is_a_pipe(self):
-        os.mkfifo(self.input)  # nobody writes to it
+        os.mkfifo(self.input)  # without a writer
         self.refused("is no regular file")
 
     def test_standard_input_and_output_cannot_be_gone_on_with(self):
@@ -346,8 +354,8 @@ class BatchTest(unittest.TestCase):
         done = coppice(*self.command("--prefixes", "-"), stdin='{"p": {"prompt": [1, 2]}}')
         self.assertEqual(done.returncode, 0, done.stderr)
 
-    def refused(self, *parts):
-        done = coppice(*self.command())
+    def refused(self, *parts, options=()):
+        done = coppice(*self.command(*options))
         self.assertEqual((done.returncode, done.stdout), (2, ""))
         for part in parts:
             self.assertIn(part, done.stderr)
@@ -393,6 +401,13 @@ class BatchTest(unittest.TestCase):
         done = coppice("batch", self.input, self.input, "--model", TINY)
         self.assertEqual(done.returncode, 2)
         self.assertIn("same file", done.stderr)
+
+    def test_two_outputs_of_one_name_that_does_not_exist_yet(self):
+        self.write(line("a", [5], max_tokens=1))
+        folder, name = os.path.split(self.output)
+        for option in ("--errors", "--trace", "--record"):
+            with self.subTest(option):
+                self.refused("same file", option, options=[option, os.path.join(folder, ".", name)])
 
 
 if __name__ == "__main__":

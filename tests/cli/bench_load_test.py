@@ -274,7 +274,7 @@ class BenchDecodeTest(unittest.TestCase):
         self.rows("--prompt-tokens", 8, "-n", 1, "--modes", "tree", "--repeats", 1, "--device", "cpu")
         with open(self.out, encoding="utf-8") as file:
             self.assertEqual(json.load(file)["engine_per"], "run")
-        # What --device and --dtype leave open is reported as it was chosen: f32 is the CPU's.
+        # A device and a dtype that no option names are reported as they were chosen: f32 is the CPU's.
         for weights, dtype in (("f32", "bf16"), ("stored", "bf16")):
             self.rows("--prompt-tokens", 8, "-n", 1, "--modes", "tree", "--repeats", 1, "--weights", weights)
             with open(self.out, encoding="utf-8") as file:

@@ -37,6 +37,23 @@ class PipeTest(unittest.TestCase):
                 with open(again, encoding="utf-8") as file:
                     self.assertEqual(json.load(file)["messages"], messages)
 
+    def test_saving_harms_no_other_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            notes, fifo, link, path = (os.path.join(folder, name) for name in ("notes.txt", "fifo", "link", "chat.json"))
+            with open(notes, "w", encoding="utf-8") as file:
+                file.write("my notes\n")
+            os.mkfifo(fifo)
+            os.symlink(path, link)
+            self.assertIn("holds something else than a conversation", self.chat("/system One.", f"/save {notes}", status=2).stderr)
+            with open(notes, encoding="utf-8") as file:
+                self.assertEqual(file.read(), "my notes\n")
+            self.assertIn("is a pipe, expected a regular file", self.chat("/system One.", f"/save {fifo}", status=2).stderr)
+            for words in ("One.", "Two."):  # the second one replaces the first
+                self.chat(f"/system {words}", f"/save {link}")
+                with open(path, encoding="utf-8") as file:
+                    self.assertEqual([message["content"] for message in json.load(file)["messages"]], [words])
+            self.assertTrue(os.path.islink(link))
+
     def test_samples_votes_and_picks(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "chat.json")
@@ -48,6 +65,11 @@ class PipeTest(unittest.TestCase):
                 answer = json.load(file)["messages"][-1]["content"]
             body = done.stdout[done.stdout.index("--- sample 2"):].split("\n", 1)[1]
             self.assertTrue(body.startswith(answer), (answer, done.stdout))
+
+    def test_the_end_of_the_input_ends_a_message(self):
+        answer = self.chat('"""Name a tree."""').stdout
+        self.assertNotEqual(answer, "")
+        self.assertEqual(self.chat('"""Name a tree.').stdout, answer)
 
     def test_what_is_stored(self):
         self.assertIn("nothing is stored yet", self.chat("/tree").stdout)

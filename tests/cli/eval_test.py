@@ -91,7 +91,11 @@ class EvalTest(unittest.TestCase):
         for mode in MODES:
             self.assertEqual((report["modes"][mode]["items"], report["modes"][mode]["items_unlike_first_mode"]), (["0", "1", "1"], 0))
         self.assertIn("one-level", text)
-        alone = coppice("eval", "choice", path, "--model", MODEL).stdout.splitlines()
+        out = os.path.join(self.folder, "report.json")
+        for _ in range(2):  # the second report takes the first one's place
+            done = coppice("eval", "choice", path, "--model", MODEL, "--out", out)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        alone = done.stdout.splitlines()
         self.assertEqual([line.split()[0] for line in alone], ["sharing", *["tree"] * len(report["modes"]["tree"]["scores"])])
 
     def test_needle(self):
@@ -130,7 +134,7 @@ class EvalTest(unittest.TestCase):
 
     @unittest.skipUnless(sandbox_works(), "bubblewrap is missing or too old, or gets no namespaces here")
     def test_code(self):
-        # Whatever the model writes into the comment or behind it, the first passes and the second does not.
+        # With any text of the model in the comment or behind it, the first passes and the second does not.
         path = self.lines("problems", {"prompt": "x = 1  # one,", "tests": "assert x == 1", "stop": ["\n"]},
                           {"prompt": "x = 1  # one,", "tests": "assert x == 2", "stop": ["\n"]})
         report, _ = evaluate("code", path, "-n", 4, "--k", "1,3", "--max-tokens", 8)

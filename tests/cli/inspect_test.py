@@ -82,22 +82,22 @@ class InspectPlanTest(unittest.TestCase):
         self.assertEqual({item["item"] for item in tasks["ranges"]} - {item["id"] for item in json.loads(dump)["plan"]["items"]}, set())
         self.assertIn("machine zen5", coppice("inspect", "plan", *self.TREE, "--machine", "zen5", "--no-measure").stdout)
 
-    def test_a_machine_that_was_not_measured_is_told(self):
+    def test_a_machine_that_was_not_measured_is_reported(self):
         text = coppice("inspect", "plan", *self.TREE, "--machine", "generic-x86", "--no-measure").stdout
         self.assertIn("machine generic-x86 (not measured: see coppice bench calibrate), 1 workers", text)
         self.assertNotIn("not measured", coppice("inspect", "plan", *self.TREE, "--machine", "zen5", "--no-measure").stdout)
 
-    def test_alike_siblings_are_told_once(self):
+    def test_alike_siblings_are_reported_once(self):
         text = coppice("inspect", "plan", "--tree", "512,64x4,16x4", "--no-measure").stdout
         self.assertEqual(text.count("branch "), 1, text)
         self.assertIn("  and 3 more like it, the last node 16\n", text)
         self.assertIn("    and 3 more like it, the last node 5\n", text)
 
     def test_replays_of_odd_traits(self):
-        """Whatever a dump says of its backend, it is a plan or refused."""
+        """A dump with odd traits of its backend is a plan or refused."""
         for options in ([], ["--deterministic"]):
             dump = json.loads(coppice("inspect", "plan", "--tree", "300,40x3,7x4", "--machine", "h200", "--no-measure", "--json", *options).stdout)
-            for field, value, status in (("team_lanes", 0, 0), ("deterministic_unit", 0, 2), ("kv_tile", 2**32, 2), ("stream_lanes", 1, 0)):
+            for field, value, status in (("cooperative_warps", 0, 0), ("deterministic_unit", 0, 2), ("kv_tile", 2**32, 2), ("stream_warps", 1, 0)):
                 with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                     json.dump({**dump, "traits": {**dump["traits"], field: value}}, file)
                     file.flush()

@@ -34,11 +34,11 @@ class KernelsTest(unittest.TestCase):
         return json.loads(done.stdout)
 
     def measured(self):
-        """What a first start says that has measured both libraries; skips the test where none did."""
+        """The report of a first start that has measured both libraries; skips the test where none did."""
         return self.until(lambda _: len(self.files()) == 2)
 
     def until(self, is_so, *options):
-        """What a start says of which is_so holds: where other work leaves no time to measure, another one may have it."""
+        """The report of a start of which is_so holds: where other work leaves no time to measure, another one may have it."""
         for _ in range(5):
             said = self.inspect(*options)
             if is_so(said):

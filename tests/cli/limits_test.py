@@ -112,7 +112,7 @@ class RunLimitsTest(unittest.TestCase):
         self.assertEqual(done.stderr.decode("utf-8").count("\n"), 1)
         self.assertNotIn(b"\x1b", done.stderr)
 
-    def test_a_kv_cache_that_does_not_fit_is_told_in_units_of_people(self):
+    def test_a_kv_cache_that_does_not_fit_is_reported_in_units_of_people(self):
         done = limited([*GOOD, "--kv-cache", "24GiB"], AS=6 << 30)  # three layers
         self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done)
         self.assertIn("a KV cache of 24.0 GiB, layer by layer: cannot allocate 8.0 GiB: ", done.stderr)

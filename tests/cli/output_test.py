@@ -1,4 +1,4 @@
-"""What cannot be written is an error of every command, and no command harms a file that it did not write."""
+"""Output that cannot be written is an error of every command, and no command harms a file that it did not write."""
 
 import json
 import os

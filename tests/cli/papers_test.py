@@ -11,7 +11,7 @@ from program import COPPICE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# What tells cases apart.
+# The names of cases.
 CASE = ("command", "model", "workload", "sharing", "kinds", "schedule", "chunk", "target_tbt", "max_batch_tokens", "max_running", "samples", "largest", "requests", "prompt_tokens", "max_tokens", "output_tokens", "label", "x", "asked_rate", "tree")
 
 

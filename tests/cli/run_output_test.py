@@ -1,4 +1,4 @@
-"""What `coppice run` prints for a random-weight model: the JSON schema, samples as text, ranking, the KV bytes of the closing table."""
+"""Output of `coppice run` for a random-weight model: the JSON schema, samples as text, ranking, the KV bytes of the closing table."""
 
 import json
 import os

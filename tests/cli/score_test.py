@@ -1,5 +1,5 @@
-"""`coppice score IN OUT`: answers in a file, with which a run that was killed goes on; what it has in common with `coppice batch`. What is
-scored is compared in tests/server/score_test.py."""
+"""`coppice score IN OUT`: answers in a file, with which a run that was killed goes on; what it has in common with `coppice batch`. Scores
+are compared in tests/server/score_test.py."""
 
 import json
 import os
@@ -99,6 +99,12 @@ class ScoreTest(unittest.TestCase):
         self.assertEqual([line for line, _ in self.scores()], [1, 7, 3, 5])
         self.assertFalse(os.path.exists(self.output + ".errors"))
 
+    def test_what_is_no_json(self):
+        done = coppice("score", "-", "--model", TINY, stdin='{"prompt": [1], "prompt": [2]}\n{\n')
+        twice, cut = (json.loads(line)["error"]["message"] for line in done.stdout.splitlines())
+        self.assertEqual(twice, 'key "prompt" appears twice in one JSON object')
+        self.assertTrue(cut.startswith("not valid JSON: "), cut)
+
     def test_an_answer_to_another_line_is_no_answer(self):
         self.write(LINES[0], LINES[1])
         self.assertEqual(coppice(*self.command()).returncode, 0)
@@ -110,9 +116,11 @@ class ScoreTest(unittest.TestCase):
         self.refused("standard input", "leave the output out", args=["score", "-", self.output, "--model", TINY])
         self.refused("--errors", args=["score", self.input, "--errors", self.output, "--model", TINY])
         fifo = os.path.join(self.folder, "fifo")
-        os.mkfifo(fifo)  # nobody writes to it
+        os.mkfifo(fifo)  # without a writer
         self.refused("fifo", "expected a file", args=["score", fifo, self.output, "--model", TINY])
         self.refused("same file", args=["score", self.input, self.input, "--model", TINY])
+        for option in ("--errors", "--trace", "--record"):
+            self.refused("same file", option, args=[*self.command(), option, os.path.join(self.folder, ".", os.path.basename(self.output))])
         with open(self.output, "w", encoding="utf-8") as file:
             file.write('{"id": "batch_req_1", "custom_id": "1"}\n')
         self.refused("no result of coppice score")

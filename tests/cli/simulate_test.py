@@ -57,6 +57,46 @@ class SimulateTest(unittest.TestCase):
                 self.assertEqual(row["cached_tokens"], other["cached_tokens"])
                 self.assertAlmostEqual(row["request_seconds"]["mean"], other["request_seconds"]["mean"], places=3)
 
+    def test_files_that_are_not_replaced(self):
+        with tempfile.TemporaryDirectory() as folder:
+            trace, other, link, pipe = (os.path.join(folder, name) for name in ("trace.jsonl", "other", "link", "pipe"))
+            run = ("--policy", "least-load", "--replicas", 1)
+            self.simulate("--chats", 5, "--write-trace", trace, *run)
+            with open(other, "w", encoding="utf-8") as file:
+                file.write("something else\n")
+            os.symlink(trace, link)
+            os.mkfifo(pipe)
+            self.simulate("--chats", 6, "--write-trace", link, *run)
+            self.assertTrue(os.path.islink(link))
+            with open(trace, encoding="utf-8") as file:
+                written = file.read()
+            self.assertEqual(written.count("\n"), 6)
+            for option in ("--out", "--write-trace"):
+                self.assertIn(f"the trace and {option} are the same file", self.simulate(trace, option, link, *run, code=2).stderr)
+                self.assertIn("other holds something else than lines of requests", self.simulate(trace, option, other, *run, code=2).stderr)
+                self.assertIn("pipe is a pipe, expected a regular file", self.simulate(trace, option, pipe, *run, code=2).stderr)
+            self.assertIn("--write-trace and --out are the same file", self.simulate(trace, "--write-trace", "a", "--out", "a", *run, code=2).stderr)
+            with open(trace, encoding="utf-8") as file:
+                self.assertEqual(file.read(), written)
+
+    def test_requests_that_fit_no_cache(self):
+        trace = lines(*({"timestamp": 0, "segments": [[i, 50 + 1000 * i]], "output_length": 5} for i in range(3)))
+        done = self.simulate("-", "--kv-cache", 500 * 384, "--replicas", 1, "--policy", "least-load", stdin=trace)
+        self.assertIn("2 of 3 requests do not fit the KV cache of a replica and are left out; raise --kv-cache", done.stderr)
+
+    def test_percentiles_of_few_requests(self):
+        """As `coppice bench serve` has them: between two requests they lie on a line."""
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "out.jsonl")
+            trace = lines(*({"timestamp": 100000 * i, "segments": [[i, 50]], "output_length": 40 * (i + 1)} for i in range(2)))
+            done = self.simulate("-", "--policy", "round-robin", "--replicas", 1, "--out", out, "--json", stdin=trace)
+            with open(out, encoding="utf-8") as file:
+                short, long = (json.loads(line)["seconds"] for line in file)
+        times = json.loads(done.stdout)["rows"][0]["request_seconds"]
+        self.assertLess(short, long)
+        self.assertAlmostEqual(times["p50"], times["mean"], places=5)
+        self.assertAlmostEqual(times["p99"], short + 0.99 * (long - short), places=5)
+
     def test_a_gpu_that_is_not_here(self):
         with open(CONFIG, encoding="utf-8") as file:
             config = json.load(file) | {"head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -77,6 +117,9 @@ class SimulateTest(unittest.TestCase):
         self.assertEqual((report["requests"], row["output_tokens"]), (6, 6 * 2 * 8))
         self.assertGreater(row["hit_rate"], 0.75)
         self.assertLess(row["kv_bytes_read"], row["kv_bytes_read_unshared"])
+        empty = lines({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": ""}})
+        refused = self.simulate("-", stdin=empty, code=2, model=("--model", model)).stderr
+        self.assertIn("standard input:1: the prompt has no token, expected at least one", refused)
 
     def test_steps_that_were_measured(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -140,6 +183,12 @@ class SimulateTest(unittest.TestCase):
             (("-", "--steps", "/nowhere.json"), lines(good), "/nowhere.json"),
             (("-", "--max-running", 64, "--max-batch-tokens", 32), lines(good), "--max-running is 64 and --max-batch-tokens 32"),
             (("-", "--out", "-"), lines(good), "--out has the requests of one simulation"),
+            (("-", "--bound", "nan"), lines(good), "--bound: nan is not a number; see coppice simulate --help"),
+            (("-", "--request-seconds", -1), lines(good), "--request-seconds: -1 is not a number of at least 0; see coppice simulate --help"),
+            (("-", "--request-seconds", "inf"), lines(good), "--request-seconds: inf is not a number of at least 0"),
+            (("--chats", 5, "--rate", 0), "", "--rate: 0 is not a number above 0; see coppice simulate --help"),
+            (("--chats", 5, "--turns", "nan"), "", "--turns: nan is not a number"),
+            (("-", "--machine", "h100", "--device", "cpu,cpu"), lines(good), "--device is cpu,cpu, expected GPUs such as cuda:0,cuda:1"),
             (("-", "--policy", "random"), lines(good), "'random' is no policy; expected round-robin, least-load, prefix-hash or prefix-aware"),
             (("-",), lines({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"temperature": 0}}), "standard input:1: prompt is missing"),
         ):

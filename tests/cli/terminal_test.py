@@ -73,7 +73,7 @@ def width(line):
 
 
 def rows(text):
-    """What stood in a row of the screen at any time: lines, and what a line was before it was rewritten."""
+    """Texts that stood in a row of the screen at any time: lines, and those of a line before it was rewritten."""
     return [row for line in text.split("\n") for row in line.rstrip("\r").split(CLEAR)]
 
 
@@ -264,7 +264,7 @@ class ProgressTest(TerminalTest):
                     self.assertRegex(row, r"^\[#*\.*\] (prompt )?\d+/\d+ tok")  # the rest where there is room
                     self.assertLess(width(row), columns)
 
-    def test_loading_is_told(self):
+    def test_loading_is_reported(self):
         self.assertIn("loading llama-gqa", self.fits("run", *PROMPT, "--max-tokens", 1))
         self.assertNotIn("loading", self.fits("run", *PROMPT, "--max-tokens", 1, "--quiet"))
 

@@ -69,9 +69,10 @@ class TreeTest(unittest.TestCase):
         self.assertEqual(reasons, {"1.0": "length", "1.1": "cancelled", "1.2": "length"})
         self.assertIn("request 1 is not known", answers[7]["error"]["message"])
 
-    def test_a_wrong_line_is_told_and_the_next_one_done(self):
+    def test_a_wrong_line_is_reported_and_the_next_one_done(self):
         wrong = [
-            ("{", "the line"),
+            ("{", "not valid JSON"),
+            ('{"verb": "wait", "verb": "wait"}', "key \"verb\" appears twice"),
             ([1], "object"),
             ({"verb": "grow"}, "verb is \"grow\", expected start, fork, extend, prune, release, show, step or wait"),
             ({"sample": "1.0"}, "verb is null, expected start"),
@@ -91,6 +92,7 @@ class TreeTest(unittest.TestCase):
         self.assertEqual(len(answers), len(wrong) + 2)
         for answer, (line, message) in zip(answers[1:], wrong):
             self.assertIn(message, answer["error"]["message"], line)
+        self.assertTrue(answers[1]["error"]["message"].startswith("not valid JSON: "), answers[1])
         self.assertEqual(len(tokens_of(answers[-1])["1.0"]), 8)
 
     def test_answers_come_line_by_line(self):

@@ -1,4 +1,4 @@
-// What the fuzz targets have in common. A target hands the input to one parser and everything that follows from it; a sanitizer
+// The common part of the fuzz targets. A target hands the input to one parser and everything that follows from it; a sanitizer
 // and Require find what is wrong. Built with libFuzzer (preset fuzz) or with replay_main.cc, which runs the corpora. Layer: tests.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Input: config.json, a NUL byte, generation_config.json. What is accepted is a model that CheckConfig accepts.
+// Input: config.json, a NUL byte, generation_config.json. A config that is read is one that CheckConfig accepts.
 #include "model/hf_config.h"
 
 #include "tests/fuzz/fuzz_target.h"

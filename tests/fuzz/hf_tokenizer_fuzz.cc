@@ -12,7 +12,7 @@ using fuzz::Require;
 
 namespace {
 
-// What ParseSentencePieceModel makes of a model of ten tokens.
+// The tokenizer that ParseSentencePieceModel makes of a model of ten tokens.
 TokenizerData SentencePieceTokenizer() {
   using TokenKind = TokenizerData::TokenKind;
   TokenizerData data{.model = "spm-bpe", .byte_level = false};

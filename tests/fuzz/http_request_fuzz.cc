@@ -1,4 +1,4 @@
-// Input: what a client sends on a connection, any number of requests. What is made of it must not depend on how the bytes come: at
+// Input: the bytes of a connection, any number of requests. Requests read from them must not depend on how the bytes come: at
 // once, one by one, or in pieces whose sizes the input gives.
 #include <algorithm>
 #include <string>
@@ -23,7 +23,7 @@ using State = HttpRequestParser::State;
 constexpr size_t kMaxHeader = 1024;
 constexpr uint64_t kMaxBody = 512, kMaxUpload = 2048;
 
-// What headers of an accepted head are read as.
+// Reads the headers of an accepted head.
 void ReadHead(const HttpRequest& head) {
   Require(!head.method.empty(), "a request without a method");
   Require(head.path.find('?') == head.path.npos, "a query in the path");
@@ -48,7 +48,7 @@ void ReadHead(const HttpRequest& head) {
 // Uploads are taken out of the parser in pieces, as they go to a file.
 bool IsUpload(const HttpRequest& head) { return head.method == "POST" && head.path == "/v1/files"; }
 
-// What the connection came to, a text a request; the last one says why nothing follows.
+// The requests of the connection, each as a text; the last one says why nothing follows.
 std::vector<std::string> Read(std::string_view bytes, const std::vector<size_t>& pieces) {
   std::vector<std::string> read;
   std::string pending;

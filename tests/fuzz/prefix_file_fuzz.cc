@@ -1,5 +1,5 @@
 // Input: a prefix file. Its checksum would stop nearly every mutation, so a file that only the checksum refuses is read once more
-// with the one that the reader asks for: whoever writes a file can do the same.
+// with the one that the reader asks for: a forged file can do the same.
 #include "engine/prefix_file.h"
 
 #include <sys/mman.h>

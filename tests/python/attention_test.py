@@ -3,6 +3,7 @@
 import os
 import resource
 import sys
+import threading
 import time
 import types
 import unittest
@@ -96,7 +97,7 @@ class Forests(unittest.TestCase):
         self.assertLess(shared.stats()["kv_tokens_read"], alone.stats()["kv_tokens_read"])
         self.assertIn("share", shared.explain())
 
-    def test_page_tables_tell_what_is_shared(self):
+    def test_page_tables_report_what_is_shared(self):
         for seed in range(40):
             with self.subTest(seed=seed):
                 case = Case(seed, self.device, force_sharing=True)
@@ -197,6 +198,82 @@ class Forests(unittest.TestCase):
         self.assertLess(repeat(int(os.environ.get("COPPICE_CALLS", 5000))) - before, 1024)  # KiB
 
 
+    def test_a_plan_says_nothing_of_a_forest_that_changed(self):
+        case = Case(1, self.device)
+        before = case.plan.stats(), case.plan.explain()
+        for _ in range(64):  # the arrays of the forest move
+            case.forest.add_branch(case.forest.add_node(None, 0), 1, [0] * 64)
+        for _ in range(2):
+            for ask in (case.plan.stats, case.plan.explain):
+                with self.assertRaisesRegex(ValueError, "update the plan first"):
+                    ask()
+            with self.assertRaises(MemoryError):
+                case.plan.update(case.forest)
+        case = Case(1, self.device)
+        case.forest.set_length(0, case.branches[0][1])
+        case.plan.update(case.forest)
+        self.assertEqual((case.plan.stats(), case.plan.explain()), before)
+
+    def test_a_single_page_has_any_page_stride(self):
+        case = Case(2, self.device)
+        forest = attention.Forest(PAGE)
+        forest.add_branch(forest.add_node(None, 0), 5, [0])
+        plan = attention.Plan(self.device, forest, num_qo_heads=case.qo_heads, num_kv_heads=case.kv_heads, head_dim=case.dim, dtype="f32")
+        # Parts of wider arrays: numpy's newaxis has the stride 0.
+        k = numpy.concatenate([case.k[0], case.k[0]], axis=1)[None, :, :case.kv_heads]
+        v = numpy.concatenate([case.v[:1], case.v[:1]], axis=2)[:, :, :case.kv_heads]
+        self.assertNotEqual(k.strides, v.strides)
+        for mine, other in zip(attention.run(case.q[:1], attention.KvPool(self.device, k, v), plan), attention.run(case.q[:1], case.kv, plan)):
+            numpy.testing.assert_array_equal(mine, other)
+
+    def test_a_tensor_may_be_computed_when_it_is_taken(self):
+        case = Case(2, attention.Device("cpu", num_threads=1))
+
+        class Lazy:
+            shape, dtype = case.q.shape, case.q.dtype
+
+            def __dlpack__(self, **options):
+                return (attention.run(case.q, case.kv, case.plan)[0] * 0 + case.q).__dlpack__(**options)
+
+            def __dlpack_device__(self):
+                return case.q.__dlpack_device__()
+
+        lazy, results = Lazy(), []
+        thread = threading.Thread(target=lambda: results.extend(attention.run(lazy, case.kv, case.plan)), daemon=True)
+        thread.start()
+        thread.join(60)
+        self.assertFalse(thread.is_alive(), "the call waits for itself")
+        for mine, other in zip(results, attention.run(case.q, case.kv, case.plan)):
+            numpy.testing.assert_array_equal(mine, other)
+
+    def test_a_buffer_is_a_tensor(self):
+        case = Case(2, self.device)
+        expected = attention.run(case.q, case.kv, case.plan)
+        states = attention.run(memoryview(case.q), case.kv, case.plan)
+        for mine, other in zip(states, expected):
+            numpy.testing.assert_array_equal(mine, other)
+        for mine, other in zip(attention.merge_states(self.device, [[memoryview(part) for part in states]] * 2), attention.merge_states(self.device, [states] * 2)):
+            numpy.testing.assert_array_equal(mine, other)
+
+    def test_a_lse_that_is_nan_comes_through(self):
+        nan, infinity = float("nan"), float("inf")
+        for lses in ((nan, 1.0), (1.0, nan), (-infinity, nan), (nan, -infinity), (-infinity, nan, 2.0), (nan, nan), (nan,)):
+            states = [(numpy.full((1, 1, 8), 0.0 if lse == -infinity else 1.0, numpy.float32), numpy.full((1, 1), lse, numpy.float32)) for lse in lses]
+            out, lse = attention.merge_states(self.device, states)
+            self.assertTrue(numpy.isnan(lse).all(), lses)
+            self.assertTrue(numpy.isnan(out).all() or lses.count(-infinity) == len(lses) - 1, lses)
+
+    def test_a_forest_without_queries(self):
+        case = Case(2, self.device)
+        shape = {"num_qo_heads": case.qo_heads, "num_kv_heads": case.kv_heads, "head_dim": case.dim, "dtype": "f32"}
+        idle = attention.Forest(PAGE)
+        idle.add_branch(idle.add_node(None, 0), 3, [0], 0)
+        for forest in (attention.Forest(PAGE), idle):
+            plan = attention.Plan(self.device, forest, **shape)
+            self.assertEqual((plan.num_queries, plan.stats()["kv_tokens_read"]), (0, 0))
+            out, lse = attention.run(case.q, case.kv, plan)
+            self.assertTrue((out == 0).all() and numpy.isneginf(lse).all())
+
     def test_tables_in_an_array(self):
         for seed in range(20):
             case = Case(seed, self.device, force_sharing=True)
@@ -229,6 +306,43 @@ class Forests(unittest.TestCase):
             self.check(case)
             self.assertEqual(plan.stats()["kv_tokens_read"], 2 * (5 * PAGE + 3) - shared * PAGE)
 
+    def test_threads_share_a_plan(self):
+        # One runs it while another makes it fit one forest after the other: each run is that of one of them, or refused.
+        tables = [[[*range(shared), *range(20 + 4 * i, 24 + 4 * i)] for i in range(count)] for count, shared in ((32, 12), (4, 0), (17, 3))]
+        forests = [attention.Forest.of_page_tables(rows, [len(row) * PAGE - 3 for row in rows], page_size=PAGE) for rows in tables]
+        random = numpy.random.default_rng(0)
+        k, v = random.standard_normal((2, 160, PAGE, 2, 64)).astype(numpy.float32)
+        q, kv = random.standard_normal((32, 2, 64)).astype(numpy.float32), attention.KvPool(self.device, k, v)
+        plan = attention.Plan(self.device, forests[0], num_qo_heads=2, num_kv_heads=2, head_dim=64, dtype="f32", force_sharing=True)
+        expected = []
+        for forest in forests:
+            plan.update(forest)
+            expected.append(attention.run(q, kv, plan)[0])
+        done = threading.Event()
+
+        def update():
+            while not done.is_set():
+                for forest, rows in zip(forests, tables):
+                    plan.update(forest)
+                    forest.set_length(0, len(rows[0]) * PAGE - 3)
+
+        thread = threading.Thread(target=update)
+        thread.start()
+        try:
+            runs = 0
+            for _ in range(2000):
+                try:
+                    out, _ = attention.run(q, kv, plan)
+                except ValueError as error:
+                    self.assertIn("update the plan first", str(error))
+                else:
+                    runs += 1
+                    self.assertTrue(any(numpy.allclose(out, each, atol=1e-4) for each in expected))
+        finally:
+            done.set()
+            thread.join()
+        print(f"\n{runs} of 2000 runs")
+
     def test_lse_is_only_computed_where_it_is_wanted(self):
         case = Case(1, self.device)
         out, lse = attention.run(case.q, case.kv, case.plan)
@@ -248,7 +362,7 @@ class Forests(unittest.TestCase):
             self.assertEqual([float(case.k.reshape(-1, case.kv_heads, case.dim)[slot].min()) for slot in (5, 8, 9)], [i + 1, 0, i + 1])
 
     def test_libraries_with_dlpack_alone(self):
-        """What numpy and torch do not make: tensors of a library that has DLPack, a shape and a dtype."""
+        """Tensors of a library other than numpy and torch: they have DLPack, a shape and a dtype."""
 
         class Tensor:
             def __init__(self, array):
@@ -337,6 +451,8 @@ class Mistakes(unittest.TestCase):
                      lambda: attention.run(numpy.ascontiguousarray(case.q[..., :case.dim // 2]), case.kv, case.plan))
         self.refused(ValueError, ["q", "stride 2"], lambda: attention.run(numpy.repeat(case.q, 2, axis=2)[..., ::2], case.kv, case.plan))
         self.refused(TypeError, ["out", "list"], lambda: attention.run(case.q, case.kv, case.plan, out=[1.0]))
+        self.refused(TypeError, ["q is list"], lambda: attention.run(case.q.tolist(), case.kv, case.plan))
+        self.refused(TypeError, ["v is NoneType"], lambda: attention.KvPool(self.device, case.k, None))
         frozen = numpy.empty_like(case.q)
         frozen.flags.writeable = False
         self.refused(TypeError, ["out", "written"], lambda: attention.run(case.q, case.kv, case.plan, out=frozen))
@@ -344,6 +460,8 @@ class Mistakes(unittest.TestCase):
         self.refused(ValueError, ["lse is f32 [1, 1]", f"[{rows}, {heads}]"], lambda: attention.run(case.q, case.kv, case.plan, lse=numpy.empty((1, 1), numpy.float32)))
         self.refused(ValueError, ["lse is f16"], lambda: attention.run(case.q, case.kv, case.plan, lse=numpy.empty((rows, heads), numpy.float16)))
         self.refused(ValueError, ["q", f"[{rows - 1}, {heads}, {case.dim}]"], lambda: attention.run(case.q[:-1], case.kv, case.plan))
+        self.refused(TypeError, ["q is ndarray of >f4"], lambda: attention.run(case.q.astype(">f4"), case.kv, case.plan))
+        self.refused(ValueError, ["q", "0 dimensions; expected 3"], lambda: attention.run(numpy.float32(1), case.kv, case.plan))
         self.refused(ValueError, ["k and v differ"], lambda: attention.KvPool(self.device, case.k, case.v[:1]))
         self.refused(ValueError, ["layout", "'HDN'"], lambda: attention.KvPool(self.device, case.k, case.v, "HDN"))
 
@@ -352,6 +470,8 @@ class Mistakes(unittest.TestCase):
         out, lse = attention.run(case.q, case.kv, case.plan)
         merge = attention.merge_states
         self.refused(ValueError, ["states is empty"], lambda: merge(self.device, []))
+        self.refused(TypeError, ["states[0].out is NoneType"], lambda: merge(self.device, [(None, lse)]))
+        self.refused(TypeError, ["states[0].lse is tuple"], lambda: merge(self.device, [(out, (1.0,))]))
         self.refused(ValueError, ["states[1]", f"[{case.rows - 1}, ", "states[0].out"], lambda: merge(self.device, [(out, lse), (out[:-1], lse[:-1])]))
         self.refused(ValueError, ["states[1].lse is f16"], lambda: merge(self.device, [(out, lse), (out, lse.astype(numpy.float16))]))
         self.refused(ValueError, ["states[1].out is f16", "f32"], lambda: merge(self.device, [(out, lse), (out.astype(numpy.float16), lse)]))
@@ -365,14 +485,23 @@ class Mistakes(unittest.TestCase):
         self.refused(ValueError, ["k is f32 [2, ", "[3, "], lambda: case.kv.append(rows, rows, [0, 1, 2]))
         self.refused(ValueError, ["v is f16"], lambda: case.kv.append(rows, rows.astype(numpy.float16), [0, 1]))
         self.refused(TypeError, ["slots is float64"], lambda: case.kv.append(rows, rows, [0.5, 1]))
+        self.refused(TypeError, ["k is NoneType"], lambda: case.kv.append(None, rows, [0, 1]))
+        self.refused(TypeError, ["slots is object of 0"], lambda: case.kv.append(rows, rows, None))
         self.refused(TypeError, ["slots is int64 of 2"], lambda: case.kv.append(rows, rows, numpy.array([[0, 1]])))
 
     def test_page_tables(self):
         of = attention.Forest.of_page_tables
         self.refused(ValueError, ["page_tables has values", "3000000000"], lambda: of([[0, 3000000000]], [2]))
         self.refused(TypeError, ["kv_lens is float64"], lambda: of([[0]], [1.5]))
+        self.refused(TypeError, ["page_tables=[0, 1]"], lambda: of([0, 1], [1, 1]))
         self.refused(TypeError, ["page_tables is float64 of 2"], lambda: of(numpy.zeros((1, 1)), [1]))
         self.refused(ValueError, ["1 page_tables, 2 kv_lens"], lambda: of(numpy.zeros((1, 1), int), [1, 1]))
+        self.refused(ValueError, ["request 1 has -1 queries"], lambda: of([[0], [1]], [1, 1], [1, -1]))
+        self.refused(ValueError, ["request 1 has 2147483647 queries"], lambda: of([[0], [1]], [1, 1], [1, 2**31 - 1]))
+        shape = {"num_qo_heads": 1, "num_kv_heads": 1, "head_dim": 8}
+        self.refused(ValueError, ["branch 0", "kv_len is -99"], lambda: attention.Plan(self.device, of(numpy.zeros((1, 1), int), [-99]), **shape))
+        for page_size in (0, -1, 257):
+            self.refused(ValueError, [f"page_size={page_size}", "1 to 256"], lambda page_size=page_size: of([[0]], [1], page_size=page_size))
 
     def test_plans_and_forests(self):
         forest = self.case.forest
@@ -381,8 +510,27 @@ class Mistakes(unittest.TestCase):
         self.refused(ValueError, ["dtype", "'int8'"], lambda: attention.Plan(self.device, forest, **shape, dtype="int8"))
         self.refused(TypeError, ["max_pages", "3"], lambda: attention.Plan(self.device, forest, **shape, max_pages=3))
         self.refused(MemoryError, ["1"], lambda: attention.Plan(self.device, forest, **shape, max_branches=1))
+        for name, value, expected in (("dtype", numpy.float32, "a string"), ("kv_dtype", 3, "a string"), ("share", 1, "True or False"),
+                                      ("deterministic", "no", "True or False"), ("window", 1.5, "a number"), ("window", 2**31, "below 2^31")):
+            self.refused(TypeError, [f"{name}={value!r}", expected], lambda name=name, value=value: attention.Plan(self.device, forest, **shape | {name: value}))
+        self.refused(TypeError, ["device='cpu'", "Device"], lambda: attention.Plan("cpu", forest, **shape))
+        self.refused(TypeError, ["forest=None", "Forest"], lambda: self.case.plan.update(None))
+        self.refused(TypeError, ["plan=None", "Plan"], lambda: attention.run(self.case.q, self.case.kv, None))
+        self.refused(TypeError, ["kv=None", "KvPool"], lambda: attention.run(self.case.q, None, self.case.plan))
+        self.refused(ValueError, ["parent=-1"], lambda: attention.Forest().add_node(-1, 0))
+        self.refused(ValueError, ["end=-1"], lambda: attention.Forest().add_node(None, 0, -1))
         self.refused(ValueError, ["parent=7"], lambda: attention.Forest().add_node(7, 0))
         self.refused(ValueError, ["node=0"], lambda: attention.Forest().add_branch(0, 1, [0]))
+        self.refused(ValueError, ["kv_len=2147483648", "32 bits"], lambda: forest.set_length(0, 2**31))
+        self.refused(TypeError, ["kv_len='6'", "an integer"], lambda: forest.set_length(0, "6"))
+        self.refused(ValueError, ["pages=3000000000", "32 bits"], lambda: forest.add_branch(0, 1, [0, 3000000000]))
+        self.refused(TypeError, ["pages=0.5", "an integer"], lambda: forest.add_branch(0, 1, [0, 0.5]))
+        self.refused(TypeError, ["node=None", "an integer"], lambda: forest.add_branch(None, 1, [0]))
+        self.refused(TypeError, ["end=1.5", "an integer"], lambda: forest.add_node(None, 0, 1.5))
+        rows = attention.Forest()
+        rows.add_branch(rows.add_node(None, 0), 3, [0], 3)
+        for count in (-1, 2**28 - 2, 2**31 - 1):
+            self.refused(ValueError, [f"query_count={count}", "0 to 268435453"], lambda count=count: rows.add_branch(0, 1, [0], count))
         self.refused(ValueError, ["device", "'tpu'"], lambda: attention.Device("tpu"))
 
 

@@ -27,7 +27,7 @@ def records(path):
 
 
 def answers(path):
-    """What is the same whenever and wherever a request is answered: of its record all but the time and what others computed."""
+    """Records without the parts that vary with when and where a request is answered: the time, and tokens computed for others."""
     found = {}
     for record in records(path):
         body = record["response"]["body"]

@@ -1,4 +1,4 @@
-"""coppice_llm's rendezvous hashing with bounded loads, without Ray: who has what, and how much of it."""
+"""coppice_llm's rendezvous hashing with bounded loads, without Ray: the replicas of each prefix, and their load."""
 
 import collections
 import importlib.util
@@ -56,6 +56,13 @@ class BoundedHashTest(unittest.TestCase):
         second = hashing.order("a", PLACES)[0]
         self.assertEqual(second, BoundedHash().order("a", [place for place in PLACES if place != home])[0])
         hashing.end(64)
+        self.assertEqual(hashing.order("a", PLACES)[0], home)
+
+    def test_without_a_bound_a_name_is_always_at_home(self):
+        hashing = BoundedHash(math.inf)
+        home = hashing.order("a", PLACES)[0]
+        for request in range(100):
+            hashing.take(request, home)
         self.assertEqual(hashing.order("a", PLACES)[0], home)
 
     def test_without_a_name_the_least_loaded(self):

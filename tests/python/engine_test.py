@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cli"))
@@ -42,7 +43,7 @@ def safetensors(path):
 
 
 def wait_until_idle(llm, seconds=60):
-    """What was cancelled ends with the engine's next step, not with the call that cancels it."""
+    """A cancelled request ends with the next step of the engine, not with the call that cancels it."""
     end = time.monotonic() + seconds
     while (metrics := llm.metrics())["running"] > 0 or metrics["waiting"] > 0:
         if time.monotonic() > end:
@@ -140,11 +141,20 @@ class Generation(unittest.TestCase):
         for sample in found:
             self.assertAlmostEqual(sample.beam_score, float(sample.logprobs.sum()), places=4)
         self.assertIsNone(self.llm.generate(IDS, SamplingParams(max_tokens=2, ignore_eos=True))[0].beam_score)
+        [one] = self.llm.generate(IDS, SamplingParams(beam_width=1, max_tokens=5, ignore_eos=True))
+        [greedy] = self.llm.generate(IDS, SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+        self.assertEqual(one.token_ids, greedy.token_ids)
+        self.assertIsNotNone(one.beam_score)
         drawn = self.llm.generate(IDS, SamplingParams(n=6, beam_width=6, stochastic_beams=True, max_tokens=5, seed=3, ignore_eos=True))
         self.assertEqual(len({tuple(sample.token_ids) for sample in drawn}), 6)
         for wrong in ({"length_penalty": 2.0}, {"beam_width": 6, "repetition_penalty": 1.5}, {"beam_width": 2, "n": 3}):
             with self.assertRaises(ValueError):
                 self.llm.generate(IDS, SamplingParams(**wrong))
+
+    def test_params_of_none_are_as_their_default(self):
+        given = SamplingParams(max_tokens=4, seed=1, ignore_eos=True, top_logprobs=None, logit_bias=types.MappingProxyType({5: 0}))
+        [sample] = self.llm.generate(IDS, given)
+        self.assertEqual([sample.token_ids], [s.token_ids for s in self.llm.generate(IDS, SamplingParams(max_tokens=4, seed=1, ignore_eos=True))])
 
     def test_alternatives(self):
         [sample] = self.llm.generate(IDS, SamplingParams(max_tokens=3, temperature=0, top_logprobs=2, ignore_eos=True))
@@ -170,7 +180,11 @@ class Generation(unittest.TestCase):
         steps = self.llm.metrics()["steps"]
         call.submit()
         batches = []
-        while news := call.take():
+        while True:
+            news = []
+            call.take(news)
+            if not news:
+                break
             batches.append([sample[1] for sample in news])
         self.assertLessEqual(len(batches), self.llm.metrics()["steps"] - steps)  # whatever the samples
         self.assertEqual(sorted(set(sum(batches, []))), list(range(8)))
@@ -255,6 +269,20 @@ class Generation(unittest.TestCase):
             with self.assertRaises(FileNotFoundError):
                 other.load_prefix(os.path.join(folder, "absent"))
 
+    def test_prefixes_are_saved_by_several_threads(self):
+        prompts = {i: [i] * 64 for i in range(1, 7)}
+        with tempfile.TemporaryDirectory() as folder:
+            threads = [threading.Thread(target=self.llm.save_prefix, args=(prompt, os.path.join(folder, str(i)))) for i, prompt in prompts.items()]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            for i, prompt in prompts.items():
+                with tiny() as other:
+                    other.load_prefix(os.path.join(folder, str(i)))
+                    self.assertGreaterEqual(other.generate(prompt + [1], SamplingParams(max_tokens=1))[0].cached_tokens, 64)
+        self.assertFalse(any(node["pinned"] for node in self.llm.metrics()["prefixes"]))
+
     def test_explains_sharing(self):
         params = SamplingParams(n=8, max_tokens=4, ignore_eos=True)
         prompt = [4] * 128
@@ -270,6 +298,15 @@ class Generation(unittest.TestCase):
         self.assertEqual(self.llm.metrics()["fullest_plan"], explained["fullest_plan"])
         self.assertGreater(self.llm.metrics()["generated_tokens"], 0)
         self.llm.unpin("seen")
+
+    def test_results_can_be_compared(self):
+        params = SamplingParams(n=2, max_tokens=3, seed=1, ignore_eos=True)
+        self.llm.generate(IDS, params)  # from then on as many tokens are cached
+        samples = self.llm.generate(IDS, params)
+        self.assertEqual(samples, self.llm.generate(IDS, params))
+        self.assertNotEqual(samples[0], samples[1])
+        scores = self.llm.score(IDS, [[8, 3], [2]])
+        self.assertEqual([score.token_ids for score in scores if score == scores[0]], [[8, 3]])
 
     def test_completions_can_be_pickled(self):
         [sample] = self.llm.generate(IDS, SamplingParams(max_tokens=2, ignore_eos=True))
@@ -312,6 +349,11 @@ class Mistakes(unittest.TestCase):
 
     def test_options(self):
         self.refused(TypeError, ["max_runing", "3", "max_running"], lambda: tiny(max_runing=3))
+        with self.assertRaisesRegex(TypeError, "options are (.*)") as caught:
+            tiny(max_runing=3)
+        for option in str(caught.exception).partition("options are ")[2].split(", "):  # the docstring has each
+            if option not in ("device", "model_path"):
+                self.assertRegex(LLM.__init__.__doc__, rf"\b{option}\b")
         self.refused(TypeError, ["max_running", "'3'", "integer"], lambda: tiny(max_running="3"))
         self.refused(TypeError, ["deterministic", "1"], lambda: tiny(deterministic=1))
         self.refused(ValueError, ["dtype", "'int8'", "bf16"], lambda: tiny(dtype="int8"))
@@ -328,12 +370,20 @@ class Mistakes(unittest.TestCase):
             with self.subTest(params=params):
                 self.refused(ValueError, words, lambda params=params: self.llm.generate(IDS, SamplingParams(**params)))
         self.refused(TypeError, ["seed"], lambda: self.llm.generate(IDS, SamplingParams(seed=object())))
+        self.refused(TypeError, ["logit_bias", "[5]"], lambda: self.llm.generate(IDS, SamplingParams(logit_bias=[5])))
+        self.refused(ValueError, ["json_schema", "'{a'"], lambda: self.llm.generate(IDS, SamplingParams(json_schema="{a")))
         self.refused(TypeError, ["params", "7"], lambda: self.llm.generate(IDS, 7))
         self.refused(ValueError, ["params", "1", "2"], lambda: self.llm.generate([IDS, IDS], [SamplingParams()]))
 
     def test_prompts(self):
         self.refused(TypeError, ["prompts", "3.5"], lambda: self.llm.generate(3.5))
         self.refused(TypeError, ["prompts[1]", "None"], lambda: self.llm.generate([IDS, None]))
+        self.refused(TypeError, ["prompts", "array(5)"], lambda: self.llm.generate(numpy.array(5)))
+        self.refused(TypeError, ["prompts[0]", "array(5)"], lambda: self.llm.generate([numpy.array(5)]))
+        self.refused(TypeError, ["prompts", "bytearray"], lambda: self.llm.generate(bytearray(b"a text")))
+        for messages in ("a text", IDS, []):
+            self.refused(TypeError, ["messages", repr(messages)], lambda messages=messages: self.llm.chat(messages))
+        self.refused(TypeError, ["token_ids", "1.5"], lambda: self.llm.detokenize([1.5]))
         self.refused(ValueError, ["prompts[1]", "100000"], lambda: self.llm.generate([IDS, [100000]]))
         self.refused(ValueError, ["tokenizer"], lambda: self.llm.generate("a text"))
         self.refused(TypeError, ["continuations", "'x'"], lambda: self.llm.score(IDS, "x"))
@@ -346,7 +396,7 @@ class Mistakes(unittest.TestCase):
         self.refused(ValueError, ["tensors['model.norm.weight']", "64 bits"], lambda: self.llm.update_weights({name: ones.astype(numpy.float64)}))
         self.refused(ValueError, ["tensors['model.norm.weight']", "stride"], lambda: self.llm.update_weights({name: numpy.ones(2 * shape[0], "f4")[::2]}))
         self.refused(TypeError, ["tensors['model.norm.weight']", "list"], lambda: self.llm.update_weights({name: [1.0]}))
-        self.refused(NotImplementedError, ["no.such.weight"], lambda: self.llm.update_weights({"no.such.weight": ones}))
+        self.refused(ValueError, ["no.such.weight"], lambda: self.llm.update_weights({"no.such.weight": ones}))
         self.refused(ValueError, ["when", "'later'"], lambda: self.llm.update_weights({name: ones}, when="later"))
         self.refused(TypeError, ["tensors", "3"], lambda: self.llm.update_weights(3))
         self.assertEqual(self.llm.weight_version, (0, ""))
@@ -357,6 +407,30 @@ class Mistakes(unittest.TestCase):
         llm.close()
         self.refused(RuntimeError, ["closed"], lambda: llm.generate(IDS))
         self.refused(RuntimeError, ["closed"], llm.metrics)
+
+    def test_what_runs_ends_with_the_engine(self):
+        # A part of a stream that looks like all of it would be lost.
+        endless = SamplingParams(n=20, max_tokens=2000, ignore_eos=True)
+
+        async def streamed(llm):
+            async for _ in llm.astream(IDS, endless):
+                llm.close()
+
+        async def whole(llm):
+            asyncio.get_running_loop().call_later(0.1, llm.close)
+            await llm.agenerate(IDS, endless)
+
+        def read(llm):
+            for _ in llm.stream(IDS, endless):
+                llm.close()
+
+        for use in (read, lambda llm: asyncio.run(streamed(llm)), lambda llm: asyncio.run(whole(llm))):
+            self.refused(RuntimeError, ["the LLM is closed"], lambda use=use: use(tiny()))
+        llm = tiny()
+        stream = llm.stream(IDS, SamplingParams(max_tokens=1, ignore_eos=True))
+        self.assertEqual(next(stream).finish_reason, "length")
+        llm.close()
+        self.assertEqual(list(stream), [])  # there was no more
 
     def test_time_is_over(self):
         [sample] = self.llm.generate(IDS, SamplingParams(max_tokens=100, ignore_eos=True, timeout=1e-4))
@@ -497,15 +571,15 @@ class Trees(unittest.TestCase):
 
         tool = [40, 41]
         for extend in (self.llm.extend, lambda *given: one_piece(self.llm.stream_extend(*given)), lambda *given: asyncio.run(self.llm.aextend(*given))):
-            told, answer = [], None
+            received, answer = [], None
             for piece in self.llm.stream(IDS, SamplingParams(max_tokens=400, temperature=0, ignore_eos=True), keep=True):
-                told += piece.token_ids
+                received += piece.token_ids
                 if answer is None:
                     answer = extend(piece, tool)
             self.assertEqual((answer.token_ids, answer.finish_reason, repr(answer.sample)), ([], None, repr(piece.sample)))
-            self.assertEqual((len(told), piece.finish_reason), (400, "length"))  # what was added is not told, and does not count
+            self.assertEqual((len(received), piece.finish_reason), (400, "length"))  # what was added is not part of it, and does not count
             tokens = self.llm.describe(answer).token_ids
-            places = [p for p in range(len(IDS), len(tokens)) if tokens[p:p + 2] == tool and tokens[:p] + tokens[p + 2:] == IDS + told]
+            places = [p for p in range(len(IDS), len(tokens)) if tokens[p:p + 2] == tool and tokens[:p] + tokens[p + 2:] == IDS + received]
             self.assertTrue(any([tokens[p + 2:]] == self.fresh(tokens[:p + 2], temperature=0, max_tokens=len(tokens) - p - 2) for p in places))
 
     def test_what_is_let_go_is_gone(self):
@@ -600,16 +674,19 @@ class Processes(unittest.TestCase):
         out = self.run_python("""
 import os
 llm = LLM(TINY, device="cpu", num_threads=2)
+stream = llm.stream([1, 2], SamplingParams(max_tokens=2000, ignore_eos=True))
+next(stream)
 child = os.fork()
 if child == 0:
-    try:
-        llm.generate([1, 2])
-    except RuntimeError as error:
-        print(error, flush=True)
+    for use in (lambda: llm.generate([1, 2]), lambda: list(stream)):
+        try:
+            use()
+        except RuntimeError as error:
+            print(error, flush=True)
     sys.exit(0)
 print(os.waitpid(child, 0)[1], len(llm.generate([1, 2], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids))
 """)
-        self.assertIn("forked", out)
+        self.assertEqual(out.count("forked"), 2, out)
         self.assertTrue(out.endswith("\n0 3\n"), out)
 
     def test_an_interrupt_ends_with_what_there_is(self):
@@ -630,8 +707,50 @@ print(len(samples), any(sample.finish_reason == "cancelled" for sample in sample
 """)
         self.assertEqual(out, "4000 True True\n")
 
+    def test_an_interrupt_loses_nothing_that_is_there(self):
+        # At any moment: before the end of a short generation, at it and behind it, where nothing is left to be cancelled.
+        out = self.run_python("""
+import os, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+llm = LLM(TINY, device="cpu", num_threads=2)
+params = SamplingParams(n=3, max_tokens=10, ignore_eos=True)
+
+def interrupt(seconds):
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGINT)
+
+lost = 0
+for generate in (llm.generate, llm.stream):
+    for i in range(60):
+        thread = threading.Thread(target=interrupt, args=(i * 0.0003,))
+        try:
+            thread.start()
+            if sum(sample.finish_reason is not None for sample in generate([1, 2, 3], params)) != 3:
+                lost += 1
+            thread.join()
+            time.sleep(0.01)
+        except KeyboardInterrupt:
+            thread.join()
+print(lost)
+""")
+        self.assertEqual(out, "0\n")
+
     def test_an_open_engine_does_not_keep_the_interpreter(self):
         self.assertEqual(self.run_python("llm = LLM(TINY, device='cpu'); stream = llm.stream([1], SamplingParams(max_tokens=90)); next(stream)\n"), "")
+
+    def test_a_daemon_thread_ends_with_the_interpreter(self):
+        # It waits in the extension when the interpreter ends.
+        self.assertEqual(self.run_python("""
+import threading
+begun = threading.Event()
+
+def read():
+    for piece in LLM(TINY, device="cpu", num_threads=2).stream([1], SamplingParams(n=20, max_tokens=2000, ignore_eos=True)):
+        begun.set()
+
+threading.Thread(target=read, daemon=True).start()
+begun.wait()
+"""), "")
 
     def test_the_program(self):
         done = subprocess.run([sys.executable, "-m", "coppice_llm", "--version"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -651,13 +770,20 @@ class Text(unittest.TestCase):
         [stopped] = self.llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0, stop="Paris"))
         self.assertEqual((stopped.finish_reason, "Paris" in stopped.text), ("stop", False))
 
+    def test_what_is_no_text_or_token(self):
+        with self.assertRaisesRegex(ValueError, r"prompt='a\\udc80'.*surrogates"):
+            self.llm.generate("a\udc80")
+        for token in (-1, 1 << 40, self.llm.model_info["vocab_size"]):
+            with self.assertRaisesRegex(ValueError, rf"token_ids\[1\] is {token}, expected"):
+                self.llm.detokenize([5, token])
+
     def test_chats(self):
         messages = [{"role": "user", "content": "Say hello."}]
         [said] = self.llm.chat(messages, SamplingParams(max_tokens=8, temperature=0))
         [again] = self.llm.generate(messages, SamplingParams(max_tokens=8, temperature=0))
         self.assertEqual(said.token_ids, again.token_ids)
         with self.assertRaisesRegex(ValueError, "role"):
-            self.llm.chat([{"role": "nobody", "content": "x"}])
+            self.llm.chat([{"role": "stranger", "content": "x"}])
 
     def test_forms(self):
         [digits] = self.llm.generate("A number:", SamplingParams(max_tokens=8, regex="[0-9]{3}"))

@@ -120,8 +120,8 @@ class Wrappers(unittest.TestCase):
         if not nested:
             middle = [middle[0] + 1, middle[1] - 1]  # a request in two groups
         levels = [[sum(counts)], middle, counts]
-        grain = page_size if full_pages else 1
-        lengths = [[grain * cache.integer(1, 4) for _ in level] for level in levels[:2]] + [[count + cache.integer(0, 20) for count in counts]]
+        unit = page_size if full_pages else 1
+        lengths = [[unit * cache.integer(1, 4) for _ in level] for level in levels[:2]] + [[count + cache.integer(0, 20) for count in counts]]
         tables = [[cache.table(length) for length in level] for level in lengths]
         wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(3, self.workspace, layout)
         wrapper.plan([indptr(level) for level in levels], [indptr(map(len, level)) for level in tables], [int32(sum(level, [])) for level in tables],
@@ -189,7 +189,7 @@ class Wrappers(unittest.TestCase):
             torch.testing.assert_close(s, mask.float()[:, None].expand_as(s), rtol=1e-6, atol=1e-6)
 
     def test_plans_of_graphs_stay_where_they_are(self):
-        # What a graph holds is the operator's arguments: tensors, and the handle of a plan that each plan(...) changes.
+        # A graph holds the operator's arguments: tensors, and the handle of a plan that each plan(...) changes.
         cache = Cache(7, 16, "NHD")
         front = cache.table(64)
         buffers = {"paged_kv_indptr_buffer": torch.empty(9, dtype=torch.int32), "paged_kv_indices_buffer": torch.empty(64, dtype=torch.int32)}

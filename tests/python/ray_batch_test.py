@@ -3,6 +3,7 @@ runs actors in this process; ray_test.py runs them where they belong."""
 
 import concurrent.futures
 import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import types
 import unittest
+from unittest import mock
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[1:1] = [os.path.join(TESTS, "cli")]
@@ -26,6 +28,10 @@ class RayActorError(Exception):
 
 
 class RayTaskError(Exception):
+    pass
+
+
+class ObjectLostError(Exception):
     pass
 
 
@@ -56,17 +62,20 @@ class Handle:
 
 
 class StandIn(types.ModuleType):
-    """What coppice_llm.ray uses of ray. `taken`: called with each actor after each answer of it."""
+    """The parts of ray that coppice_llm.ray uses. `taken`: called with each actor after each answer of it."""
 
     def __init__(self, version=".".join(map(str, coppice_ray.OLDEST_RAY)) + ".0"):
         super().__init__("ray")
         self.__version__ = version
         self.actors, self.given = [], []
-        self.exceptions = types.SimpleNamespace(RayActorError=RayActorError, RayTaskError=RayTaskError)
+        self.exceptions = types.SimpleNamespace(RayActorError=RayActorError, RayTaskError=RayTaskError, ObjectLostError=ObjectLostError)
         self.before_get = lambda: None
 
     def is_initialized(self):
         return True
+
+    def cluster_resources(self):
+        return {"CPU": 2.0, "node:127.0.0.2": 1.0}
 
     def remote(self, actor_class):
         def options(**given):
@@ -108,8 +117,8 @@ class RayBatchTest(unittest.TestCase):
         with open(self.input, "w", encoding="utf-8") as file:
             file.writelines(text + "\n" for text in lines)
 
-    def groups(self, count=60):
-        return [line(f"q{i}", [3 + i % 4] * 40 + [100 + i, 7]) for i in range(count)]
+    def groups(self, count=60, **body):
+        return [line(f"q{i}", [3 + i % 4] * 40 + [100 + i, 7], **body) for i in range(count)]
 
     def batch(self, *options, **more):
         return coppice_ray.batch(self.input, self.output, model=TINY, options=["--deterministic", *options], **{"num_workers": 2} | more)
@@ -121,11 +130,11 @@ class RayBatchTest(unittest.TestCase):
 
     def test_workers_answer_what_one_machine_answers(self):
         self.write("", *self.groups(), "")
-        told = []
-        result = self.batch(progress=lambda *counts: told.append(counts), resources={"num_gpus": 0, "resources": {"host": 1}})
+        received = []
+        result = self.batch(progress=lambda *counts: received.append(counts), resources={"num_gpus": 0, "resources": {"host": 1}})
         self.assertEqual(result, coppice_ray.BatchResult(answered=60, answered_before=0, failed=0, workers=2, restarts=0))
         self.assertEqual(answers(self.output), self.alone())
-        self.assertEqual(told[-1], (60, 60))
+        self.assertEqual(received[-1], (60, 60))
         self.assertEqual(self.ray.given, [{"max_restarts": 0, "num_cpus": 1, "num_gpus": 0, "resources": {"host": 1}}])
         self.assertEqual(len(self.ray.actors), 2)
         self.assertFalse(os.path.exists(self.output + ".errors"))
@@ -145,7 +154,7 @@ class RayBatchTest(unittest.TestCase):
             self.assertEqual({part["output_tokens"] for part in report["parts"]}, {6 * 60 // workers})
 
     def test_a_worker_that_ends_early_is_made_anew(self):
-        self.write(*[line(f"q{i}", [3 + i % 4] * 40 + [100 + i, 7], max_tokens=200) for i in range(60)])
+        self.write(*self.groups(max_tokens=200))
         killed = []
 
         def kill_the_first_three():
@@ -159,11 +168,65 @@ class RayBatchTest(unittest.TestCase):
         self.assertEqual(len(logs.output), 3)
         self.assertEqual(answers(self.output), self.alone())
 
+    def test_a_machine_that_ends_with_the_answers_of_its_worker(self):
+        self.write(*self.groups(max_tokens=200))
+        lost = []
+
+        def lose_what_has_been_answered():
+            if os.path.getsize(self.output) > 0 and not lost:
+                lost.append(True)
+                raise ObjectLostError("Failed to retrieve object. Its node died.")
+        self.ray.before_get = lose_what_has_been_answered
+        with self.assertLogs("coppice_llm.ray", "WARNING") as logs:
+            result = self.batch("--max-running", "2")  # answers come in many pieces
+        self.assertEqual((result.answered, result.restarts, len(logs.output)), (60, 1, 1))
+        self.assertEqual(answers(self.output), self.alone())
+
+    def test_answers_longer_than_a_piece(self):
+        path = os.path.join(self.folder, "lines")
+        with open(path, "wb") as file:
+            file.write(b"a" * 100 + b"\nb\n" + b"c" * 50)
+            file.flush()
+            lines = self.enterContext(contextlib.closing(coppice_ray._WholeLines(path)))
+            self.assertEqual(lines.read(8), [b"a" * 100, b"b"])
+            self.assertEqual(lines.read(8), [])
+            file.write(b"d\n")
+            file.flush()
+            self.assertEqual(lines.read(8), [b"c" * 50 + b"d"])
+            self.assertEqual(lines.read(8), [])
+
+    def test_workers_that_do_not_begin(self):
+        self.write(*self.groups(4))
+        with mock.patch.object(coppice_ray, "SILENCE_SECONDS", 0.01), self.assertLogs("coppice_llm.ray", "WARNING") as logs:
+            self.assertEqual(self.batch().answered, 4)
+        self.assertIn("no worker has answered for 0.01 s: each waits for {'num_cpus': 1} of the cluster's {'CPU': 2.0}", logs.output[0])
+
     def test_a_worker_that_ends_again_and_again_ends_the_batch(self):
         self.write(*self.groups(4))
         self.ray.before_get = lambda: self.ray.actors[-1].kill()
         with self.assertLogs("coppice_llm.ray", "WARNING"), self.assertRaisesRegex(RuntimeError, "ended 3 times in a row without an answer; 4 requests are left"):
             self.batch(num_workers=1)
+
+    def test_a_batch_that_failed_is_gone_on_with(self):
+        self.write(*self.groups(4))
+        kill, self.ray.before_get = self.ray.before_get, lambda: self.ray.actors[-1].kill()
+        with self.assertLogs("coppice_llm.ray", "WARNING"):
+            try:
+                self.batch(num_workers=1)
+            except RuntimeError as error:
+                failure = error  # and its traceback, as a notebook keeps it
+        self.ray.before_get = kill
+        self.assertEqual(self.batch().answered, 4, failure)
+
+    def test_an_output_that_cannot_be_written_ends_all_workers(self):
+        self.write(*self.groups(max_tokens=200))
+        with mock.patch.object(coppice_ray._Output, "append", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+            try:
+                self.batch()
+            except OSError as error:
+                failure = error  # and its traceback, which has the actors
+        for actor in self.ray.actors:
+            self.assertIsNotNone(actor._actor.result()._process.poll(), failure)
 
     def test_a_driver_that_is_killed(self):
         """As much as the output says is done; a torn last line is cut off."""
@@ -229,7 +292,7 @@ class RayBatchTest(unittest.TestCase):
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             status = coppice_ray.main(["batch", self.input, self.output, "--model", TINY, "--num-workers", "2", "--cpus", "1", "--resource", "host=0.5",
-                                       "--", "--deterministic"])
+                                       "--", "--deterministic", "--threads=1"])
         self.assertEqual((status, said.getvalue()), (1, f"8 answered by 2 workers, 1 errors in {self.output}.errors\n"))
         self.assertEqual(self.ray.given[-1]["resources"], {"host": 0.5})
 

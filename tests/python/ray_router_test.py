@@ -1,4 +1,4 @@
-"""coppice_llm.ray_router as Ray Serve loads it, with replicas that are names: who gets what of a prompt that everybody asks for. No cluster."""
+"""coppice_llm.ray_router as Ray Serve loads it, with replicas that are names: the replicas of a prompt that all requests have. No cluster."""
 
 import asyncio
 import collections

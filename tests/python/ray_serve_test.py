@@ -99,6 +99,10 @@ class RayServe(unittest.TestCase):
                 self.chat(0, 0, temperature=-1)
             self.assertEqual(refused.exception.code, 400)
             self.assertIn("temperature", refused.exception.read().decode())
+            for prompt in (5, {"text": "a"}):  # none: the server's error
+                with self.assertRaises(urllib.error.HTTPError) as refused:
+                    self.ask("/v1/completions", {"prompt": prompt})
+                self.assertEqual(refused.exception.code, 400)
             # A prompt that all ask for at once: its replica has its share of them and no more, the other one the rest.
             home = self.chat(0, 0)[0]
             with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as clients:

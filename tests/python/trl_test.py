@@ -24,18 +24,13 @@ def site_packages(folder):
 
 sys.path.append(site_packages(install_or_skip("trl", __file__)))
 
-from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
-from transformers import PreTrainedTokenizerFast  # noqa: E402
-
 sys.path.insert(0, os.path.join(ROOT, "examples", "trainers"))
 
 import tiny_llama  # noqa: E402
 import trl_grpo  # noqa: E402
-from tiny_llama import VOCABULARY, greedy  # noqa: E402
+from tiny_llama import greedy  # noqa: E402
 
-WANTED = set(range(8, 16))  # an eighth of it
 STEPS = 20
-PROMPTS = ["w2 w3 w4 w5 w6", "w2 w3 w4 w7", "w9 w20 w21 w22 w23 w24 w25", "w30 w31"]
 
 
 class SmallBuckets(trl_grpo.CoppiceClient):
@@ -54,10 +49,7 @@ class SmallBuckets(trl_grpo.CoppiceClient):
 def make_model(folder):
     model = tiny_llama.make_model(1)
     model.save_pretrained(folder)
-    vocabulary = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return model, PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    return model, tiny_llama.make_tokenizer()
 
 
 class TrlTest(unittest.TestCase):
@@ -71,7 +63,7 @@ class TrlTest(unittest.TestCase):
                 def reward(completion_ids, **_):
                     # Between the update of weights and the trainer's next step: both have the same.
                     texts, compared = [], 0
-                    for prompt in PROMPTS:
+                    for prompt in tiny_llama.PROMPTS:
                         ids = tokenizer(prompt)["input_ids"]
                         status, answer = server.complete(prompt=ids, temperature=0, max_tokens=12, logprobs=0, return_token_ids=True)
                         self.assertEqual(status, 200, answer)
@@ -86,10 +78,11 @@ class TrlTest(unittest.TestCase):
                     self.assertGreater(compared, 24)
                     weights = server.ask("GET", "/server_info")
                     seen.append((weights[2], texts))
-                    return [sum(token in WANTED for token in ids) / len(ids) for ids in completion_ids]
+                    return tiny_llama.rewards_of(completion_ids)
 
                 with tempfile.TemporaryDirectory() as output:
-                    trainer = trl_grpo.train(model, tokenizer, server.url, PROMPTS * 16, reward, steps=STEPS, output=output, client=SmallBuckets, seed=1)
+                    trainer = trl_grpo.train(model, tokenizer, server.url, tiny_llama.PROMPTS * 16, reward, steps=STEPS, output=output, client=SmallBuckets,
+                                             seed=1)
                 rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
                 print("rewards", " ".join(f"{value:.2f}" for value in rewards))
                 self.assertEqual(len(rewards), STEPS)

@@ -1,4 +1,4 @@
-"""What a user's program may say of coppice_llm, for checkers of types: types_test.py has it checked, nothing runs it."""
+"""Uses of coppice_llm that a program may have, for checkers of types: types_test.py has it checked, nothing runs it."""
 
 from __future__ import annotations
 

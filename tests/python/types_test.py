@@ -1,4 +1,4 @@
-"""Types of coppice_llm: a user's program passes mypy --strict, mistakes are told, and the package agrees with itself."""
+"""Types of coppice_llm: a user's program passes mypy --strict, mistakes are reported, and the package agrees with itself."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ llm.fork("x")  # "fork" of "LLM" has incompatible type "str"
 class Types(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        """cls.told: by file, (line, message) of mypy --strict."""
+        """cls.received: by file, (line, message) of mypy --strict."""
         cls.program = os.path.join(FOLDER, "typed_program.py")
         cls.modules = [os.path.join(PACKAGE, "coppice_llm", f"{name}.py") for name in ("_types", "_llm", "attention")]
         with tempfile.TemporaryDirectory() as folder:
@@ -33,23 +33,23 @@ class Types(unittest.TestCase):
             command = [sys.executable, "-m", "mypy", "--no-error-summary", "--strict", "--cache-dir", folder, cls.program, cls.mistakes, *cls.modules]
             environment = os.environ | {"MYPYPATH": PACKAGE, "PYTHONPATH": os.pathsep.join(sys.path)}
             text = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False, timeout=600).stdout
-        cls.told = {}
+        cls.received = {}
         for file, line, message in re.findall(r"^(.*?):(\d+): error: (.*)$", text, re.MULTILINE):
-            cls.told.setdefault(os.path.abspath(file), []).append((int(line), message))
+            cls.received.setdefault(os.path.abspath(file), []).append((int(line), message))
 
     def test_a_users_program(self):
-        self.assertEqual(self.told.get(self.program, []), [])
+        self.assertEqual(self.received.get(self.program, []), [])
 
-    def test_mistakes_are_told(self):
+    def test_mistakes_are_reported(self):
         expected = [(i, line.partition("  # ")[2]) for i, line in enumerate(MISTAKES.splitlines(), 1) if "  # " in line]
-        told = self.told[self.mistakes]
-        self.assertEqual([line for line, _ in told], [line for line, _ in expected])
-        for (_, message), (_, words) in zip(told, expected):
+        received = self.received[self.mistakes]
+        self.assertEqual([line for line, _ in received], [line for line, _ in expected])
+        for (_, message), (_, words) in zip(received, expected):
             self.assertIn(words, message)
 
     def test_the_modules_of_the_package(self):
         for module in self.modules:
-            self.assertEqual(self.told.get(module, []), [])
+            self.assertEqual(self.received.get(module, []), [])
 
     def test_the_stub_has_what_the_extension_has(self):
         from coppice_llm import _native

@@ -24,7 +24,7 @@ FOLDER = os.path.join(ROOT, "build", "vllm-transfer")
 FAKE = os.environ["COPPICE_FAKE_NCCL"]
 FILES = ["distributed/utils.py", "distributed/device_communicators/pynccl.py", "distributed/device_communicators/pynccl_wrapper.py",
          *(f"distributed/weight_transfer/{name}.py" for name in ("base", "clients", "nccl_common", "nccl_engine", "packed_tensor"))]
-# What those files import of the rest of vLLM, of which they use little here.
+# Modules that those files import of the rest of vLLM, of which they use little here.
 REST = {
     "__init__": f"__version__ = '{VLLM}'\nLLM = RequestOutput = SamplingParams = None", "sampling_params": "StructuredOutputsParams = None",
     "envs": "VLLM_DISABLE_PYNCCL = VLLM_USE_NCCL_SYMM_MEM = False",
@@ -61,8 +61,8 @@ def unpack_vllm():
 sys.path[1:1] = [unpack_vllm()]
 install_or_skip("trl", __file__)
 
-import torch  # noqa: E402, I001
-import trl_test  # noqa: E402: it finds the packages
+import trl_test  # noqa: E402, I001: it finds the packages
+import torch  # noqa: E402
 
 
 class HostStream:
@@ -181,9 +181,9 @@ class TransferTest(unittest.TestCase):
                 def reward(completion_ids, **_):
                     self.assert_says(server, model)  # between the update of weights and the trainer's next step both have the same
                     seen.append(server.ask("GET", "/server_info")[2])
-                    return [sum(token in trl_test.WANTED for token in ids) / len(ids) for ids in completion_ids]
+                    return tiny_llama.rewards_of(completion_ids)
 
-                trainer = trl_grpo.train(model, tokenizer, server.url, trl_test.PROMPTS * 16, reward, steps, output, client=None,
+                trainer = trl_grpo.train(model, tokenizer, server.url, tiny_llama.PROMPTS * 16, reward, steps, output, client=None,
                                          vllm_group_port=free_port(), seed=1)
                 self.assertEqual(len(seen), steps)
                 self.assertIn(f'"version":{steps},', seen[-1])

@@ -1,5 +1,5 @@
-"""scripts/check_docs: a true tree passes, each kind of untruth is reported with its page and line, and figures falsified in the
-real pages are found. scripts/results: what it records, and the index."""
+"""scripts/check_docs: a true tree passes, each kind of untruth is reported with its page and line, figures falsified in the
+real pages are found, and so are long sentences and retired words. scripts/results: what it records, and the index."""
 
 import importlib.machinery
 import importlib.util
@@ -21,9 +21,12 @@ BASE = {
     + "):\n\n| n | tree, ms | store, ms | ratio |\n|---|---|---|---|\n"
     "| 256 | 4.25 | 8.50 | 2.0x |\n\nIt falls by 50%, as the paper's 60%.\n\n"
     "<!-- derived: 50% = 1 - 4251 / 8502 -->\n<!-- quoted: 60; the paper -->\n",
-    "docs/page.md": "# Page\n\n`Engine::Step`, `Step()` and `Batch` (`src/engine/engine.h`), `src/engine/engine`, `engine.{h,cc}`, `--fast`.\n",
+    "docs/page.md": "# Page\n\n`Engine::Step`, `Step()` and `Batch` (`src/engine/engine.h`), `src/engine/engine`, `engine.{h,cc}`, `--fast`.\n"
+    "`EngineTest.Steps`, `EngineTest.*`, `*Test.Step*` and `test_steps`.\n",
     "src/engine/engine.h": "struct Batch {};\nclass Engine { void Step(); };\n",
     "src/engine/engine.cc": 'const char* kOption = "--fast";  // see Engine::Step\n',
+    "src/engine/engine_test.cc": "TEST_F(EngineTest, Steps) {}\n",
+    "tests/engine_test.py": "def test_steps(): pass\n",
     "examples/main.cc": "  int x = 1;\n",
     RAW: ORIGIN + "decode 26064.9 t/s\nn 256 step_us 4251 8502\n",
 }
@@ -90,6 +93,10 @@ class CheckDocsTest(unittest.TestCase):
         self.expect(page, ("src/engine/engine`", "src/engine/motor`"), 3, "`src/engine/motor`, which is not in the tree")
         self.expect(page, ("engine.{h,cc}", "engine.{h,cu}"), 3, "`engine.cu`, which is not in the tree")
         self.expect(page, ("engine.h`)", "engine.cc`)"), 3, "`Batch` is not in src/engine/engine.cc")
+        self.expect(page, ("EngineTest.Steps", "EngineTest.Stops"), 4, "`EngineTest.Stops`, which is no test")
+        self.expect(page, ("`EngineTest.*`", "`Engine.*`"), 4, "`Engine.*`, which is no test")
+        self.expect(page, ("*Test.Step*", "*Test.Stop*"), 4, "`*Test.Stop*`, which is no test")
+        self.expect(page, ("test_steps", "test_stops"), 4, "`test_stops`, which is no word")
         self.expect("src/engine/engine.cc", ("Engine::Step", "Engine::Stop"), 1, "`Stop`, which is no word of the sources")
 
     def test_code(self):
@@ -139,6 +146,83 @@ class CheckDocsTest(unittest.TestCase):
                 real.violations.clear()
             self.assertGreater(tried, 4)
             self.assertGreater(found, 0.95 * tried, f"{path}: {found} of {tried}")
+
+
+class ProseTest(unittest.TestCase):
+    def violations(self, text, path="docs/other.md"):
+        return check({path: text})
+
+    def test_the_mean_of_words(self):
+        sentence = " ".join(["Word"] + ["word"] * 20) + ". "
+        self.assertIn("docs/other.md:3: 21.0 words a sentence", self.violations("# Other\n\n" + sentence * 2))
+        self.assertEqual(self.violations("# Other\n\n" + sentence + "A short one.\n"), "")
+        for path in ("docs/other_log.md", "docs/cli.md"):  # dated trials, and a page that is made from the sources
+            self.assertEqual(self.violations(sentence, path), "")
+
+    def test_lines_that_an_edit_has_left(self):
+        line = "read from memory, and those that are read again from the cache.\n"
+        self.assertIn("docs/other.md:4: ends as the line before it", self.violations("# Other\n\nSome tokens are " + line + "tokens " + line))
+        for apart in ("\n", "- "):
+            self.assertEqual(self.violations("# Other\n\nSome tokens are " + line + apart + "Tokens " + line), "")
+
+    def test_what_is_no_sentence(self):
+        words = "word " * 60
+        blocks = (f"```sh\n{words}\n```", f"| {words} |\n|---|\n| {words} |", f"    {words}", f"## {words}", f"`{words}` is one word.")
+        page = "# Other\n\n" + "\n\n".join(blocks) + "\n"
+        self.assertEqual(self.violations(page), "")
+        ends = "# Other\n\n- One item without a stop\n- another, e.g. this one\n\nA link ([x](page.md)). `Step()` ends. 2 more.\n"
+        found = CHECK_DOCS.prose.sentences(CHECK_DOCS.pages.Page("docs/other.md", ends))
+        self.assertEqual([(line, words) for line, words, _ in found], [(3, 5), (4, 5), (6, 3), (6, 2), (6, 2)])
+
+    def test_retired_words(self):
+        for text, found in (
+            ("The team reads a task.", "team"),
+            ("| a | the SMs are divided |\n|---|---|", "SMs are divided"),
+            ("Side\ntiles stream.", "Side tiles"),
+            ("## Where sharing pays", "pays"),
+            ("The engine tells nobody.", "tells"),
+            ("The engine tells nobody.", "nobody"),
+            ("Requests wait in line.", "wait in line"),
+            ("The planner shares not without a gain.", "not without"),
+        ):
+            self.assertIn(f'says "{found}"', self.violations(f"# Other\n\n{text}\n"))
+        self.assertIn('docs/other.md:3: begins "What', self.violations("# Other\n\nWhat the plan reads is shared.\n"))
+
+    def test_words_that_stay(self):
+        for text in (
+            "`coppice pull owner/name` is under memory pressure.",
+            "Eight lanes of a warp load; a lane holds a token.",
+            "A line of the file, and a line for each request.",
+            "Fine-grained tasks of the `team_lanes`.",
+            "A chain of pages. [x](https://example.com/who)",
+            "## What a trace reveals",
+        ):
+            self.assertEqual(self.violations(f"# Other\n\n{text}\n"), "", text)
+
+    def test_retired_words_of_sources(self):
+        source = "// The side\n// tile of nobody.\nstruct TeamTask { int team_rows; };\n"
+        found = [(line, text) for line, text, _ in CHECK_DOCS.prose.retired_of_source(source)]
+        self.assertEqual(sorted(found), [(1, "side tile"), (2, "nobody"), (3, "Team"), (3, "team")])
+
+    def test_subjects_of_comments(self):
+        source = (
+            "int a;  // f(a). What it reads\n        // is shared.\n"
+            "// Reads a. What is\n// left is read by the\n// caller. Says what it reads.\n"
+            'const char* url = "https://What.is/a/page of";  // What is it?\n'
+        )
+        found = list(CHECK_DOCS.prose.what_subjects_of_source("src/a.cc", source))
+        self.assertEqual(found, [(1, "What it reads is"), (3, "What is left is")])
+        docstring = 'def f():\n    """Reads.\n\n    What is left stays there.\n    """\n    return 1  # what is left\n'
+        self.assertEqual(list(CHECK_DOCS.prose.what_subjects_of_source("a.py", docstring)), [(4, "What is left stays")])
+        self.assertIn('src/a.cc:1: begins "What', self.violations("// What the plan reads is shared.\n", "src/a.cc"))
+
+    def test_sources_without_retired_words(self):
+        self.assertIn('src/a.cc:1: says "whoever"', self.violations("// As whoever calls it.\n", "src/a.cc"))
+        self.assertIn('tests/a_test.py:2: says "nobody"', self.violations("def test_it():\n    nobody = 1\n", "tests/a_test.py"))
+        cited = {"src/a.cc": "// bench/results/attention_wide_rows/2026-11-27_h100.txt\n"}  # a raw file keeps its name
+        self.assertNotIn("says", check(cited))
+        self.assertNotIn("says", self.violations('S = "It was told of."\n', "bench/document_questions.py"))
+        self.assertIn('says "pays"', self.violations("# It pays.\n", "bench/document_questions.py"))
 
 
 class ResultsTest(unittest.TestCase):

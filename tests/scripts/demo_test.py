@@ -1,4 +1,4 @@
-"""scripts/demo: which jobs it puts to Coppice and to another engine. What it installs, builds and runs are stand-ins that print their arguments."""
+"""scripts/demo: which jobs it puts to Coppice and to another engine. Its packages, builds and programs are stand-ins that print their arguments."""
 
 import os
 import shutil

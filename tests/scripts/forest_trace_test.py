@@ -95,7 +95,7 @@ class ForestTraceTest(unittest.TestCase):
             levels = Layout(trace.steps[0][1], 16).levels
             self.assertEqual([[len(pages) for _, pages in level] for level in levels], [[6], [1, 1]])
 
-    def test_what_is_no_trace_is_told(self):
+    def test_what_is_no_trace_is_reported(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "trace")
             for lines, message in (([], ":1: is no forest trace"), (["{}"], ":1: is no forest trace"),

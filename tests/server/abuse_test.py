@@ -139,7 +139,7 @@ class AbuseTest(unittest.TestCase):
     def test_too_large(self):
         large = b"{" + b" " * (10 << 20) + b"}"
         self.assertEqual(statuses(self.send(raw_request(large))), [413])
-        # Told by the length alone, before a byte of the body.
+        # Refused by the length alone, before a byte of the body.
         announced = raw_request(b"").replace(b"Content-Length: 0", b"Content-Length: 99999999\r\nExpect: 100-continue")
         self.assertEqual(statuses(self.send(announced)), [413])
         chunk = b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n"
@@ -177,7 +177,7 @@ class AbuseTest(unittest.TestCase):
         data = b"".join(raw_request({"prompt": [i], "max_tokens": 1}) for i in (1, 99999999, 2)) + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         self.assertEqual(statuses(self.send(data, half_close=False)), [200, 400, 200, 200])
 
-    def test_a_slow_client_is_served_and_holds_nobody_up(self):
+    def test_a_slow_client_is_served_and_delays_no_other(self):
         data = raw_request({"prompt": [1], "max_tokens": 1}, Connection="close")
         with self.server.connect() as connection:
             for i in range(0, len(data), 10):

@@ -49,7 +49,7 @@ class LargeAnswersTest(unittest.TestCase):
 
 
 class SlowReadersTest(unittest.TestCase):
-    def test_what_nobody_reads_has_a_bound(self):
+    def test_unread_answers_have_a_bound(self):
         with Server("--null", "--max-unwritten", "4MiB", "--max-waiting", 8192) as server:  # so that all requests are taken in
             server.complete(**LONG)
             before = resident(server)
@@ -75,7 +75,7 @@ class SlowReadersTest(unittest.TestCase):
                 for connection in slow:
                     connection.close()
 
-    def test_a_stream_that_nobody_reads_ends_with_its_samples(self):
+    def test_an_unread_stream_ends_with_its_samples(self):
         with Server("--null", "--null-step", 3, "--max-running", 64) as server:
             before = server.metric("coppice_generated_tokens_total")
             with socket.socket() as connection:

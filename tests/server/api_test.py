@@ -1,4 +1,4 @@
-"""What `coppice serve` answers over real connections: completions whole and streamed, cancellation, a full queue, keys, SIGTERM."""
+"""Answers of `coppice serve` over real connections: completions whole and streamed, cancellation, a full queue, keys, SIGTERM."""
 
 import json
 import hashlib
@@ -48,6 +48,17 @@ class ApiTest(unittest.TestCase):
         self.assertEqual(objects[-1]["usage"]["completion_tokens"], 80)
         self.assertEqual(objects[-1]["usage"]["prompt_tokens"], 5)
 
+    def test_streams_report_the_prompts_ids(self):
+        for echo in (False, True):
+            fields = {"max_tokens": 3, "n": 2, "prompt": [[5, 6, 7], [8, 9]], "return_token_ids": True, "ignore_eos": True, "echo": echo, "seed": 3}
+            whole = self.server.complete(**fields)[1]["choices"]
+            received = [[item["choices"][0] for item in events(self.server.ask("POST", "/v1/completions", fields | {"stream": True})[2])
+                         if item["choices"][0]["index"] == i] for i in range(4)]
+            for choice, objects in zip(whole, received, strict=True):
+                self.assertEqual(objects[0]["prompt_token_ids"], choice["prompt_token_ids"])
+                self.assertFalse(any("prompt_token_ids" in item for item in objects[1:]))
+                self.assertEqual([token for item in objects for token in item["token_ids"]], choice["token_ids"])
+
     def test_a_prompt_that_was_computed_before_is_cached(self):
         prompt = list(range(100, 180))
         self.server.complete(prompt=prompt)
@@ -62,7 +73,7 @@ class ApiTest(unittest.TestCase):
         half = self.server.complete(prompt=prompt, cache_salt="third", cache_private_begin=64)[1]["usage"]
         self.assertEqual(half["prompt_tokens_details"]["cached_tokens"], 64)
 
-    def test_what_samples_read_together_is_told(self):
+    def test_what_samples_read_together_is_reported(self):
         name = 'coppice_kv_bytes_not_read_total{key=""}'
         self.server.complete()
         before = self.server.metric(name)
@@ -70,7 +81,7 @@ class ApiTest(unittest.TestCase):
         usage = self.server.complete(**fields)[1]["usage"]
         shared = usage["shared_prefix"]
         self.assertEqual(self.server.metric(name), before + shared["kv_bytes_not_read"])
-        # Whether the planner shares is a matter of speed; what it shares is told.
+        # Whether the planner shares is a matter of speed; what it shares is reported.
         self.assertIn(shared["sharers"], range(9))
         self.assertEqual(shared["sharers"] > 1, shared["kv_bytes_not_read"] > 0)
         _, _, text = self.server.ask("POST", "/v1/completions", fields | {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True})
@@ -101,10 +112,13 @@ class ApiTest(unittest.TestCase):
         self.assertLessEqual(sum(greedy["logprobs"]["token_logprobs"]) / 12, scores[0] + 1e-3)
         best_of = fields | {"use_beam_search": True, "best_of": 6, "n": 3}
         self.assertEqual([choice["token_ids"] for choice in self.server.complete(**best_of)[1]["choices"]], [choice["token_ids"] for choice in choices])
-        streamed = [[] for _ in range(3)]
+        streamed, last = [[] for _ in range(3)], {}
         for item in events(self.server.ask("POST", "/v1/completions", search | {"stream": True})[2]):
-            streamed[item["choices"][0]["index"]] += item["choices"][0]["token_ids"]
+            [choice] = item["choices"]
+            streamed[choice["index"]] += choice["token_ids"]
+            last[choice["index"]] = choice
         self.assertEqual(streamed, [choice["token_ids"] for choice in choices])
+        self.assertEqual([last[i]["beam_score"] for i in range(3)], scores)
         drawn = self.server.complete(**search, stochastic_beams=True, temperature=1, seed=4)[1]["choices"]
         self.assertEqual(len({tuple(choice["token_ids"]) for choice in drawn}), 3)
         for wrong in ({"repetition_penalty": 1.2}, {"logprobs": 2}, {"n": 7}, {"beam_width": 300}, {"early_stopping": "soon"}):
@@ -313,6 +327,7 @@ class LimitsTest(unittest.TestCase):
         with Server() as server:
             done = subprocess.run([COPPICE, "serve", "--model", TINY, "--port", str(server.port)], capture_output=True, text=True, timeout=60, check=False)
             self.assertIn("cannot listen", done.stderr)
+            self.assertIn("another --port", done.stderr)
 
 
 class ShutdownTest(unittest.TestCase):

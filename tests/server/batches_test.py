@@ -47,7 +47,7 @@ class BatchesTest(unittest.TestCase):
             self.assertEqual(connection.getresponse().status, 200)
             connection.close()
 
-    def test_what_is_too_large_or_not_allowed_is_told_before_it_is_read(self):
+    def test_what_is_too_large_or_not_allowed_is_reported_before_it_is_read(self):
         keys = os.path.join(self.folder, "keys")
         with open(keys, "w", encoding="ascii") as file:
             file.write(f"alice {hashlib.sha256(b'a').hexdigest()}\n")

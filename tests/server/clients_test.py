@@ -1,5 +1,5 @@
 """Clients of other projects as their users call them: litellm, langchain-openai, instructor, dspy and an agent loop of openai-agents, against
-`coppice serve`. What a small or random model says means nothing, so that texts are taken as they are, and outputs that have a form must be of it."""
+`coppice serve`. Texts of a small or random model mean nothing: they are taken as they are, and outputs that have a form must be of it."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ class Trip(pydantic.BaseModel):
 
 
 def weather(town: Literal["Rome", "Oslo"]) -> str:
-    """Tells the weather of a town."""
+    """The weather of a town."""
     return f"It is dry in {town}."
 
 
@@ -108,7 +108,7 @@ class ClientsTest(unittest.TestCase):
         native = dspy.LM("openai/small", **options)
         self.assertTrue(native("What is the capital of France?")[0])
         self.assertTrue(native(messages=HELLO)[0])
-        # Lists of models say who takes a schema; to those that they do not have, dspy sends none.
+        # Lists of models say which take a schema; to those that they do not have, dspy sends none.
         litellm.register_model({"openai/small": {"litellm_provider": "openai", "mode": "chat", "supports_response_schema": True}})
         lm = dspy.LM("openai/small", engine="litellm", **options)
 
@@ -131,7 +131,7 @@ class ClientsTest(unittest.TestCase):
         called = []
 
         def look(town: Literal["Rome", "Oslo"]) -> str:
-            """Tells the weather of a town."""
+            """The weather of a town."""
             called.append(town)
             return weather(town)
 

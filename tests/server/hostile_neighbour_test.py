@@ -43,7 +43,7 @@ VICTIM, NEIGHBOUR = "127.0.0.2", "127.0.0.3"  # addresses that they come from
 
 
 class Neighbour:
-    """What a kind asks the server with: from its own address, with alice's key unless told otherwise."""
+    """The client of a kind: at an address of its own, with alice's key by default."""
 
     def __init__(self, port):
         self.port = port
@@ -112,7 +112,7 @@ class Neighbour:
 @dataclasses.dataclass
 class Kind:
     name: str
-    # What it does again and again on `threads`, made ready before the measuring begins.
+    # Makes the act that runs again and again on `threads`, before the measuring begins.
     prepare: Callable[[Neighbour], Callable[[], object]]
     threads: int = 1
     ends: bool = False  # it is there when SIGTERM comes, too
@@ -247,7 +247,7 @@ def of(path, body, method="POST"):
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 KINDS = [
-    # What bounds the output.
+    # Bounds of the output.
     Kind("schema of many patterns", new_schemas, threads=4, ends=True),
     Kind("schema of many members", of(COMPLETIONS, lambda: schema(wide_schema())), threads=2),
     Kind("schema of long enumerations", of(COMPLETIONS, lambda: schema({"enum": ["x" * 50 + str(i) for i in range(1000)]})), threads=2),
@@ -413,7 +413,7 @@ class HostileNeighbourTest(unittest.TestCase):
                 int(re.search(r"^coppice_http_requests_active (\d+)$", text, re.M)[1]))
 
     def check(self, kind):
-        """What is wrong with what the victim saw; empty: nothing."""
+        """Slow answers and growth of memory while the neighbour acts, as texts; empty: none."""
         wrong = []
         reset_peak(self.server)
         try:

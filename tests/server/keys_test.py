@@ -1,4 +1,4 @@
-"""API keys see nothing of each other: what one has asked for costs, tells and shows another what a prompt costs that nobody has asked for."""
+"""API keys see nothing of each other: one key's prompts cost, report and show another key the same as new prompts."""
 
 import hashlib
 import itertools
@@ -14,7 +14,7 @@ from server_process import Server, raw_request, read_all, statuses
 COUNTERS = ("coppice_prefill_tokens_total", "coppice_cached_tokens_total", "coppice_kv_read_bytes_total", "coppice_kv_read_unshared_bytes_total",
             "coppice_steps_total")
 BOUNDARY = "a-boundary"
-# What a request may say of its salt.
+# The salts that a request may have.
 WAYS = ({}, {"cache_salt": "alice"}, {"cache_salt": "alice", "cache_private_begin": 40}, {"cache_salt": "s", "cache_private_begin": 1000})
 
 
@@ -83,10 +83,10 @@ class KeysTest(unittest.TestCase):
         return json.loads(self.ask(server, key, f"/v1/files/{batch['output_file_id']}/content", None, "GET"))["response"]["body"]["usage"]
 
     def cost(self, server, way, key, **fields):
-        """What it adds to the server's counters, and what it is told."""
+        """Increments of the server's counters by a request, and its answer."""
         before = [server.metric(name) for name in COUNTERS]
-        told = way(server, key, **fields)
-        return [server.metric(name) - value for name, value in zip(COUNTERS, before)], told
+        received = way(server, key, **fields)
+        return [server.metric(name) - value for name, value in zip(COUNTERS, before)], received
 
     def test_another_keys_prompt_costs_what_a_new_one_does(self):
         """By each way into the engine, with each salt."""
@@ -121,7 +121,7 @@ class KeysTest(unittest.TestCase):
 
             self.complete(server, "bob", prompt=self.prompt())
             end = time.monotonic() + 60
-            while not json.loads(seen()[1])["nodes"]:  # the tree is told when the engine is idle, after the answer
+            while not json.loads(seen()[1])["nodes"]:  # the tree is published when the engine is idle, after the answer
                 self.assertLess(time.monotonic(), end)
                 time.sleep(0.01)
             before = seen()

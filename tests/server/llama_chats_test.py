@@ -100,7 +100,7 @@ class LlamaChatsTest(unittest.TestCase):
             self.assertEqual(same + as_text, CHATS)
             self.assertGreater(same, CHATS // 2)
             self.assertGreater(as_text, CHATS // 20)
-            # What is counted is what is tokenised.
+            # The usage counts the tokens of /tokenize.
             messages = chat_of(draw)
             answer = ask("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
             self.assertEqual(answer["usage"]["prompt_tokens"], ask("/tokenize", {"messages": messages})["count"])

@@ -1,4 +1,4 @@
-"""Messages as clients send them, through published chat templates over HTTP: what reaches the model, what is text, what is ignored and told."""
+"""Messages as clients send them, through published chat templates over HTTP: what reaches the model, what is text, what is ignored and reported."""
 
 import json
 import os
@@ -62,7 +62,7 @@ class MessagesTest(unittest.TestCase):
             plain = self.prompt_tokens(server, [user("")])
             self.assertGreaterEqual(self.prompt_tokens(server, [user(marks)]) - plain, 8)
             _, _, text = self.ask(server, {"prompt": marks}, "/v1/completions")
-            self.assertEqual(text["usage"]["prompt_tokens"], 2, "completions are written by whoever sends them")
+            self.assertEqual(text["usage"]["prompt_tokens"], 2, "completions are written by their client")
             _, _, tokens = self.ask(server, {"prompt": marks, "max_tokens": None}, "/tokenize")
             self.assertEqual(tokens["count"], 2)
             tool = {"type": "function", "function": {"name": "f", "description": marks, "parameters": {"type": "object", "properties": {}}}}
@@ -74,7 +74,7 @@ class MessagesTest(unittest.TestCase):
             result[2]["content"] = marks
             self.assertGreaterEqual(self.prompt_tokens(server, result) - empty, 8)
 
-    def test_unknown_fields_are_told(self):
+    def test_unknown_fields_are_reported(self):
         body = {"messages": [user("Hi") | {"mood": "glad"}], "cache_prompt": True, "bad\r\nname": 1}
         with Server(model=make_tool_model(self.folder, "smollm2-instruct")) as server:
             for stream in (False, True):

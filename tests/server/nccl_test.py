@@ -15,7 +15,7 @@ import time
 import types
 import unittest
 
-from nccl_trainer import TcpStore, Trainer, update_info
+from nccl_trainer import TcpStore, TorchTrainer, Trainer, update_info
 from server_process import TINY, Server, free_port
 from trainer_test import TORCH_NAMES, complete, get, read_weights, reversed_matrices, tokens, weights_of, write_folder
 
@@ -161,7 +161,7 @@ class NcclTest(unittest.TestCase):
     def test_a_message_that_does_not_fit_changes_nothing_and_ends_the_group(self):
         with self.server() as server:
             name, dtype, shape, data = self.other[0]
-            for wrong, status, expected in (([*self.other[1:], ("no.such.weight", dtype, shape, data)], 501, "no.such.weight"),
+            for wrong, status, expected in (([*self.other[1:], ("no.such.weight", dtype, shape, data)], 400, "no.such.weight"),
                                             ([*self.other[1:], (name, dtype, [*shape, 1], data)], 400, "shape"), ([*self.other, self.other[0]], 400, "twice")):
                 with self.trainer(server):
                     body = {"update_info": update_info(wrong, packed=True, packed_buffer_size_bytes=1)}
@@ -244,9 +244,9 @@ signal.pause()
                 return os.mkdir, (os.path.join(folder, "executed"),)
 
         with tempfile.TemporaryDirectory() as folder, self.server(timeout=1.5) as server:
-            # Nobody there, somebody who says nothing, and another service.
-            nobody = {"init_info": self.init_info(TcpStore())["init_info"] | {"master_port": free_port()}}
-            self.assertIn("Connection refused", self.post(server, "/init_weight_transfer_engine", nobody, status=503))
+            # No listener, a silent one, and another service.
+            unheard = {"init_info": self.init_info(TcpStore())["init_info"] | {"master_port": free_port()}}
+            self.assertIn("Connection refused", self.post(server, "/init_weight_transfer_engine", unheard, status=503))
             with socket.create_server(("127.0.0.1", 0)) as silent:
                 there = types.SimpleNamespace(port=silent.getsockname()[1])
                 self.assertIn("within 1.5 s", self.post(server, "/init_weight_transfer_engine", self.init_info(there), status=503))
@@ -282,11 +282,42 @@ signal.pause()
             self.assertIn("NCCL writes to the memory of GPUs alone", self.post(server, "/init_weight_transfer_engine", self.init_info(TcpStore()), status=501))
         with self.server("--device", "cpu,cpu") as server:
             self.assertIn("2 ranks", self.post(server, "/init_weight_transfer_engine", self.init_info(TcpStore()), status=501))
+
+    def sglang_info(self, tensors, **fields):
+        return {"names": [name for name, *_ in tensors], "dtypes": [dtype for _, dtype, *_ in tensors], "shapes": [shape for _, _, shape, _ in tensors],
+                "group_name": "slime-pp_0"} | fields
+
+    def test_groups_of_sglang(self):
+        """Each message is an update of its own; the group has a name once the trainer broadcasts."""
         with self.server() as server:
-            group = self.init_info(TcpStore())["init_info"] | {"group_name": "g", "backend": "nccl"}
-            self.assertIn("torch.distributed", self.post(server, "/init_weights_update_group", group, status=501))
-            names = {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "g"}
-            self.assertIn("torch.distributed", self.post(server, "/update_weights_from_distributed", names, status=501))
+            store = TcpStore()
+            group = self.init_info(store)["init_info"] | {"group_name": "slime-pp_0", "backend": "nccl"}
+            with self.beside(server, "/init_weights_update_group", group):
+                store.wait_for_workers(2)
+            trainer = TorchTrainer(store, "slime-pp_0")
+            half = len(self.other) // 2
+            for some in (self.other[:half], self.other[half:]):
+                with self.beside(server, "/update_weights_from_distributed", self.sglang_info(some, weight_version="7", flush_cache=True)):
+                    trainer.send(some)
+            self.assertEqual(tokens(server), self.other_tokens)
+            self.assertEqual(get(server, "/get_weight_version")[2], {"weight_version": "7"})
+            with self.beside(server, "/update_weights_from_distributed", self.sglang_info(self.loaded, load_format="flattened_bucket", abort_all_requests=True)):
+                self.assertEqual(trainer.send_packed(self.loaded, 1 << 40), 1)
+            self.assertEqual(tokens(server), self.loaded_tokens)
+            # A trainer that ends before it broadcasts has changed nothing, and another group takes its place.
+            trainer.close()
+            store.close()
+            self.post(server, "/update_weights_from_distributed", self.sglang_info(self.other), status=503)
+            self.assertEqual(tokens(server), self.loaded_tokens)
+            store = TcpStore()
+            with self.beside(server, "/init_weights_update_group", self.init_info(store)["init_info"]):
+                store.wait_for_workers(2)
+            with self.beside(server, "/update_weights_from_distributed", self.sglang_info(self.other, group_name="weight_update_group")):
+                TorchTrainer(store, "weight_update_group").send(self.other)
+            self.assertEqual(tokens(server), self.other_tokens)
+            self.post(server, "/destroy_weights_update_group", {"group_name": "weight_update_group"})
+            self.assertIn("there is no group", self.post(server, "/update_weights_from_distributed", self.sglang_info(self.other), status=409))
+            store.close()
 
 
 if __name__ == "__main__":

@@ -131,9 +131,12 @@ class TcpStore:
 class Trainer:
     """The first rank of a group. `store`: by set() as torch's; the ranks have joined when the object is there."""
 
-    def __init__(self, store, size=2):
+    def load(self):
         self.nccl = ctypes.CDLL(LIBRARY)
         self.nccl.ncclCommInitRank.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, NcclId, ctypes.c_int]
+
+    def __init__(self, store, size=2):
+        self.load()
         self.store, self.size, self.handle = store, size, ctypes.c_void_p()
         self.name = NcclId()
         self.call("ncclGetUniqueId", ctypes.byref(self.name))
@@ -174,6 +177,24 @@ class Trainer:
         if self.handle:
             self.call("ncclCommAbort", self.handle)
             self.handle = None
+
+
+class TorchTrainer(Trainer):
+    """The first rank of a group of torch.distributed, as SGLang's clients make it by init_custom_process_group: its communicator is made, and its name
+    stored, with the first broadcast."""
+
+    def __init__(self, store, group_name, size=2):  # pylint: disable=super-init-not-called
+        self.load()
+        self.store, self.group_name, self.size, self.handle = store, group_name, size, ctypes.c_void_p()
+
+    def broadcast(self, data, count, type_number):
+        if not self.handle:
+            name = NcclId()
+            self.call("ncclGetUniqueId", ctypes.byref(name))
+            # ProcessGroupNCCL's key 0, in PrefixStores for its device, for the group, and of init_custom_process_group.
+            self.store.set(f"{self.group_name}/{self.group_name}//cuda//0", bytes(name))
+            self.call("ncclCommInitRank", ctypes.byref(self.handle), self.size, name, 0)
+        super().broadcast(data, count, type_number)
 
 
 def update_info(tensors, **fields):

@@ -66,7 +66,7 @@ class Page:
     """The page of a server in a browser."""
 
     def __init__(self, browser, url):
-        """Opens the page as one who has never been there."""
+        """Opens the page for the first time."""
         self.browser = browser
         browser.get(url + "/")
         browser.execute_script("localStorage.clear()")

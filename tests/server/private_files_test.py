@@ -1,4 +1,4 @@
-"""What a server keeps is its user's alone, whatever the umask; what others may change is told; what is no record stops no start."""
+"""A server's files are its user's alone under any umask; files that others may change are reported; invalid records stop no start."""
 
 import json
 import os
@@ -42,7 +42,7 @@ class PrivateFilesTest(unittest.TestCase):
                 self.assertEqual(set(found.values()), {0o600}, found)
             self.assertNotIn("chmod", server.logged())
 
-    def test_what_others_may_change_is_told(self):
+    def test_what_others_may_change_is_reported(self):
         os.mkdir(self.path("files"), 0o777)
         os.makedirs(self.path("above", "prefixes"))
         os.chmod(self.path("above", "prefixes"), 0o755)

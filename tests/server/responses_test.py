@@ -154,7 +154,7 @@ class ResponsesTest(unittest.TestCase):
         for method in ("GET", "DELETE"):
             self.assertEqual(self.server.ask(method, "/v1/responses/resp_1")[0], 404)
 
-    def test_ignored_fields_are_told_by_their_names(self):
+    def test_ignored_fields_are_reported_by_their_names(self):
         body = {"input": [{"role": "user", "content": "a", "tone": 1}], "reasoning": {"effort": "low", "summary": "auto"}, "max_output_tokens": 1}
         status, headers, _ = self.server.ask("POST", "/v1/responses", body)
         self.assertEqual(status, 200)

@@ -1,4 +1,4 @@
-"""What trainers send: vLLM's /inference/v1/generate and additions to completions, SGLang's /generate, log-probabilities of both kinds, groups
+"""Requests of trainers: vLLM's /inference/v1/generate and additions to completions, SGLang's /generate, log-probabilities of both kinds, groups
 of requests. Each answer is compared with that of another route, or with what follows from the model's own distribution."""
 
 import hashlib
@@ -67,7 +67,7 @@ class RolloutRoutesTest(unittest.TestCase):
                 self.assertEqual(parts[-1]["finish_reason"], "length")
                 self.assertEqual(parts[-1]["weight_versions"], choice["weight_versions"])
 
-    def test_stops_are_told(self):
+    def test_stops_are_reported(self):
         free = self.tokens()["choices"][0]["token_ids"]
         stop = free[4]
         choice = self.tokens(sampling={"stop_token_ids": [stop]})["choices"][0]
@@ -75,7 +75,7 @@ class RolloutRoutesTest(unittest.TestCase):
         self.assertEqual((choice["finish_reason"], choice["stop_reason"]), ("stop", stop))
 
     def test_processed_logprobs_are_of_what_is_drawn_from(self):
-        """What temperature and top_k make of the raw ones."""
+        """They are the raw ones after temperature and top_k."""
         raw = self.tokens(sampling={"logprobs": 128})["choices"][0]
         both = [self.tokens(sampling={"logprobs": 128, "logprobs_mode": mode, "top_k": 20})["choices"][0] for mode in ("raw", "processed")]
         self.assertEqual(both[0]["token_ids"], both[1]["token_ids"])
@@ -109,7 +109,7 @@ class RolloutRoutesTest(unittest.TestCase):
         self.assertEqual(status, 200)
         self.assertEqual([len(choice["prompt_logprobs"]) for choice in completion["choices"]], [20, 20, 2, 2])
         self.assertEqual([choice["prompt_token_ids"] for choice in completion["choices"]], [PROMPT, PROMPT, [8, 9], [8, 9]])
-        # What TRL sends and reads.
+        # The fields that TRL sends and reads.
         status, trl = self.server.complete(prompt=[PROMPT, [8, 9]], n=2, logprobs=0, return_token_ids=True, return_tokens_as_token_ids=True,
                                            max_tokens=3, top_k=0, min_p=0.0, repetition_penalty=1.0)
         self.assertEqual(status, 200)
@@ -150,7 +150,11 @@ class RolloutRoutesTest(unittest.TestCase):
         for (logprob, token, _), (other, same, _) in zip(later["input_token_logprobs"], meta["input_token_logprobs"][18:], strict=True):
             self.assertEqual(token, same)
             self.assertAlmostEqual(logprob, other, 3)
-        # A list of prompts, and a stream that tells all that there is.
+        self.assertEqual(self.post("/generate", body | {"logprob_start_len": 20})["meta_info"]["input_token_logprobs"], [])
+        status, _, text = self.server.ask("POST", "/generate", body | {"logprob_start_len": 21})
+        self.assertEqual(status, 400, text)
+        self.assertIn("logprob_start_len is 21 and the prompt has 20 tokens", text)
+        # A list of prompts, and a stream that reports all that there is.
         both = self.post("/generate", {"input_ids": [PROMPT, PROMPT], "sampling_params": sampling})
         self.assertEqual([one["output_ids"] for one in both], [answer["output_ids"]] * 2)
         status, _, text = self.server.ask("POST", "/generate", body | {"stream": True})

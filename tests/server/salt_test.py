@@ -1,4 +1,4 @@
-"""Salts isolate, exactly: a prompt that another salt has cached costs a server what a prompt that nobody has asked for costs."""
+"""Salts isolate, exactly: a prompt that another salt has cached costs a server as much as a new prompt."""
 
 import json
 import random
@@ -18,7 +18,7 @@ class SaltTest(unittest.TestCase):
         return [self.random.randrange(3, 250) for _ in range(length)]
 
     def cost(self, server, **fields):
-        """What a completion adds to the counters, and the cached tokens that its answer tells."""
+        """Increments of the counters by a completion, and the cached tokens that its answer reports."""
         before = [server.metric(name) for name in COUNTERS]
         status, answer = server.complete(max_tokens=2, temperature=0, **fields)
         self.assertEqual(status, 200, answer)
@@ -38,7 +38,7 @@ class SaltTest(unittest.TestCase):
                     self.assertLess(cost[0], first[0][0])
 
     def test_a_private_part_behind_a_shared_one(self):
-        """The tokens before cache_private_begin are everybody's, those behind it are the salt's."""
+        """The tokens before cache_private_begin are shared, those behind it are the salt's."""
         with Server() as server:
             shared, known, unknown = self.prompt(64), self.prompt(100), self.prompt(100)
             self.cost(server, prompt=shared + known, cache_salt="a", cache_private_begin=64)
@@ -47,7 +47,7 @@ class SaltTest(unittest.TestCase):
             self.assertEqual(of_known, of_unknown)
             self.assertEqual(of_known[1], 64)
 
-    def test_streams_tell_no_more(self):
+    def test_streams_report_no_more(self):
         with Server() as server:
             known, unknown = self.prompt(100), self.prompt(100)
             server.complete(prompt=known, cache_salt="a", max_tokens=1)

@@ -1,4 +1,4 @@
-"""Salts and API keys isolate in time: who asks for a prompt that another one has cached waits as long as for one that nobody has asked for.
+"""Salts and API keys isolate in time: a request for a prompt that another client has cached waits as long as for a new one.
 
 Pairs of requests of one salt, or key: a prompt that another one has just cached, and a new one of the same length, in random order. Their
 times to the first token are compared by the 20% trimmed mean of the paired differences (Yuen), two-sided at level 0.001. The gap is the
@@ -32,9 +32,9 @@ def trimmed_mean(values, trim=0.2):
 
 
 class SaltTimingTest(unittest.TestCase):
-    def first_token(self, server, prompt, who):
-        """Seconds until the first token of a stream. `who`: fields of the body and headers."""
-        fields, headers = who
+    def first_token(self, server, prompt, client):
+        """Seconds until the first token of a stream. `client`: fields of the body and headers."""
+        fields, headers = client
         request = raw_request({"prompt": prompt, "max_tokens": 1, "ignore_eos": True, "stream": True} | fields, Connection="close", **headers)
         with server.connect() as connection:
             begin = time.perf_counter()
@@ -60,8 +60,8 @@ class SaltTimingTest(unittest.TestCase):
             keys.flush()
             self.expect_no_difference(("--api-keys", keys.name), lambda name: ({"cache_salt": "victim"}, {"Authorization": f"Bearer {name}"}))
 
-    def expect_no_difference(self, options, who):
-        """`who`: what a request of that name says of itself."""
+    def expect_no_difference(self, options, client):
+        """`client`: the fields and headers of a request of that name."""
         chance = random.Random(11)
         normal = statistics.NormalDist()
         differences, gaps = [], []
@@ -69,14 +69,14 @@ class SaltTimingTest(unittest.TestCase):
             def prompt():
                 return [chance.randrange(3, 250) for _ in range(TOKENS)]
 
-            self.first_token(server, prompt(), who("warm"))
+            self.first_token(server, prompt(), client("warm"))
             while True:
                 known, unknown = prompt(), prompt()
-                self.first_token(server, known, who("victim"))
+                self.first_token(server, known, client("victim"))
                 seconds = {}
                 for name in chance.sample(("known", "unknown"), 2):
-                    seconds[name] = self.first_token(server, known if name == "known" else unknown, who("attacker"))
-                cached = self.first_token(server, unknown, who("attacker"))
+                    seconds[name] = self.first_token(server, known if name == "known" else unknown, client("attacker"))
+                cached = self.first_token(server, unknown, client("attacker"))
                 differences.append(seconds["known"] - seconds["unknown"])
                 gaps.append(seconds["unknown"] - cached)
                 if len(differences) < PAIRS:
@@ -90,7 +90,7 @@ class SaltTimingTest(unittest.TestCase):
                   "gap_error_us": 1e6 * gap_error, "detectable_part_of_gap": detectable / gap}
         print(json.dumps(report))
         self.assertGreater(gap, 10 * gap_error, report)
-        self.assertLessEqual(detectable, PART * gap, report)  # else this machine is too restless to tell
+        self.assertLessEqual(detectable, PART * gap, report)  # else this machine is too restless to measure
         self.assertLessEqual(abs(difference), normal.inv_cdf(1 - LEVEL / 2) * error, report)
 
 

@@ -60,6 +60,14 @@ class SamplesTest(unittest.TestCase):
         self.assertEqual((shown["object"], shown["id"], shown["prompt_tokens"], shown["finished"]), ("sample", grandchild["sample_id"], len(PROMPT), True))
         self.assertTrue(time.time() + 50 < shown["expires"] < time.time() + 70)
 
+    def test_answers_have_the_form_of_the_request(self):
+        [choice] = self.start(logprobs=1, return_token_ids=True, return_tokens_as_token_ids=True)["choices"]
+        self.assertEqual(choice["prompt_token_ids"], PROMPT)
+        for answer in (self.verb(choice["sample_id"], "fork"), self.verb(choice["sample_id"], "extend", token_ids=[40])):
+            [grown] = answer["choices"]
+            self.assertEqual(grown["logprobs"]["tokens"], [f"token_id:{token}" for token in grown["token_ids"]])
+            self.assertNotIn("prompt_token_ids", grown)  # what GET says, not an empty list
+
     def test_a_sample_is_extended(self):
         [choice] = self.start()["choices"]
         turns = PROMPT + choice["token_ids"]
@@ -125,12 +133,12 @@ class SamplesTest(unittest.TestCase):
         shown = self.verb(first["sample_id"], "extend", token_ids=[40, 41, 42], stream=True)  # a stream of nothing would be no answer
         self.assertEqual((shown["object"], shown["id"], shown["finished"], shown["expires"]), ("sample", first["sample_id"], False, None))
         self.assertEqual(shown["token_ids"][-3:], [40, 41, 42])
-        told = first["token_ids"] + [token for frame in frames_of(response.read().decode()) for token in frame["choices"][0]["token_ids"]]
-        self.assertEqual(len(told), 400)  # what was added is not told, and does not count
+        received = first["token_ids"] + [token for frame in frames_of(response.read().decode()) for token in frame["choices"][0]["token_ids"]]
+        self.assertEqual(len(received), 400)  # what was added is not part of it, and does not count
         before = len(shown["token_ids"]) - len(PROMPT) - 3
-        self.assertEqual(PROMPT + told[:before] + [40, 41, 42], shown["token_ids"])
+        self.assertEqual(PROMPT + received[:before] + [40, 41, 42], shown["token_ids"])
         [behind] = self.fresh(shown["token_ids"], max_tokens=400 - before, ignore_eos=True)
-        self.assertEqual(told[before:], behind)
+        self.assertEqual(received[before:], behind)
         self.assertEqual(self.ask("GET", "/v1/samples/" + first["sample_id"])["token_ids"], shown["token_ids"] + behind)
 
     def test_what_is_deleted_while_it_runs_goes_at_its_end(self):
@@ -221,6 +229,11 @@ class SamplesTest(unittest.TestCase):
             ("fork", {"top_p": 3}, "top_p"),
             ("fork", {"keep": -1}, "keep is -1, expected seconds"),
             ("fork", {"stream": 1}, "stream is 1, expected true or false"),
+            ("fork", {"cache_salt": 5}, "cache_salt is 5, expected a string"),
+            ("fork", {"stop_token_ids": [3]}, "stop_token_ids is [3], expected it absent"),
+            ("fork", {"logprobs": 2}, "logprobs is 2, expected it absent"),
+            ("extend", {"token_ids": [1], "max_tokens": 2}, "max_tokens is 2, expected it absent"),
+            ("extend", {"token_ids": [1], "temperature": 1}, "temperature is 1, expected it absent"),
             ("extend", {}, "extend needs text or token_ids, one of the two"),
             ("extend", {"text": "a"}, "text needs a tokenizer"),
             ("extend", {"token_ids": []}, "tokens"),
@@ -229,6 +242,7 @@ class SamplesTest(unittest.TestCase):
             self.assertIn(message, self.verb(name, verb, status=400, **fields)["error"]["message"], (verb, fields))
         self.assertIn("object", self.ask("POST", f"/v1/samples/{name}/fork", [1], status=400)["error"]["message"])
         self.assertIn("there is no sample \"smp-1\"", self.ask("GET", "/v1/samples/smp-1", status=404)["error"]["message"])
+        self.assertIn(f"there is no /v1/samples/{name}/nope", self.ask("POST", f"/v1/samples/{name}/nope", {}, status=404)["error"]["message"])
         self.assertEqual(self.ask("GET", "/v1/samples/" + name)["token_ids"], PROMPT + choice["token_ids"])  # nothing has changed
 
     def test_many_clients_grow_one_tree(self):

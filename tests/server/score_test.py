@@ -1,5 +1,5 @@
 """Log-likelihoods of a multiple-choice task: as lm-eval's local-completions client asks for them, by /v1/score and by `coppice score`.
-What transformers says of the same tokens is in the fixture."""
+The fixture has those of transformers for the same tokens."""
 
 import array
 import json
@@ -26,7 +26,7 @@ def read_tensor(path, name):
 
 
 class Expected:
-    """What transformers says of the fixture's prompt: log-probabilities after each of its tokens."""
+    """Results of transformers for the fixture's prompt: log-probabilities after each of its tokens."""
 
     def __init__(self):
         path = os.path.join(MODEL, "expected.safetensors")

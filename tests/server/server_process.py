@@ -115,7 +115,7 @@ def raw_request(body, path="/v1/completions", **headers):
 
 
 def read_all(connection):
-    """What comes until the server closes the connection."""
+    """The bytes that come until the server closes the connection."""
     received = b""
     while True:
         try:

@@ -86,14 +86,16 @@ class SlimeAdapterTest(unittest.TestCase):
         with Server("--trainer") as server:
             engine = self.engine(server)
             with self.assertRaisesRegex(NotImplementedError, "update-weight-transport disk"):
-                engine.update_weights_from_distributed(names=[], dtypes=[], shapes=[], group_name="g")
+                engine.update_weights_from_tensor(serialized_named_tensors=[])
+            with self.assertRaisesRegex(RuntimeError, "answered 409.*there is no group"):
+                engine.update_weights_from_distributed(["a"], ["torch.float32"], [[1]], "g")
             with self.assertRaisesRegex(NotImplementedError, "'delta'"):
                 engine.update_weights_from_disk(self.folder, load_format="delta")
             with self.assertRaisesRegex(RuntimeError, "answered 400.*model_path"):
                 engine.update_weights_from_disk("")
 
     def test_it_is_made_known_to_a_router(self):
-        with Server("--trainer") as server, self.assertRaises(OSError):  # nobody listens there
+        with Server("--trainer") as server, self.assertRaises(OSError):  # no process listens there
             engine = slime_coppice.CoppiceEngine(types.SimpleNamespace(), rank=0)
             engine.init(f"127.0.0.1:{server.port}", server.port, host="127.0.0.1", router_ip="127.0.0.1", router_port=free_port())
 

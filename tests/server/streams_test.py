@@ -35,7 +35,7 @@ def tokens_in(text):
 
 
 def probe_health(url, stop, seconds):
-    """Appends to the list `seconds` how long each answer of /health took. A process of its own: not in line behind the clients."""
+    """Appends to the list `seconds` how long each answer of /health took. A process of its own: not queued behind the clients."""
     taken = []
     while not stop.is_set():
         begin = time.monotonic()
@@ -99,7 +99,7 @@ class Load:
 
 class StreamsTest(unittest.TestCase):
     def usage(self, server):
-        """What must not grow: descriptors, pages, and RSS in bytes."""
+        """Resources that must not grow: descriptors, pages, and RSS in bytes."""
         server.wait_for("coppice_http_requests_active", 0)
         server.wait_for("coppice_samples_running", 0)
         pages = server.metric("coppice_kv_pages_used")
@@ -118,7 +118,7 @@ class StreamsTest(unittest.TestCase):
 
     def test_streams_that_come_and_go(self):
         idle = os.getloadavg()[0] < 0.5
-        with Server("--max-running", 256, "--max-waiting", 2 * STREAMS, "--max-context", 64, "--threads", 1) as server:
+        with Server("--max-running", 256, "--max-waiting", 2 * STREAMS, "--max-context", 64, "--threads", 1, *([] if DEVICE else ["--deterministic"])) as server:
             expected = [server.complete(prompt=prompt, **FIELDS)[1]["choices"][0]["token_ids"] for prompt in PROMPTS]
             load = Load(server, expected)
             asyncio.run(load.run(WARM_UP))

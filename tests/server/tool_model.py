@@ -1,5 +1,5 @@
-"""A model that can be asked to call tools: random weights, the tokenizer of tests/data/tokenizer, and one of the published chat templates. What it
-says means nothing, so tests constrain it."""
+"""A model that can be asked to call tools: random weights, the tokenizer of tests/data/tokenizer, and one of the published chat templates. Its
+output means nothing, so tests constrain it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`coppice serve --trainer` over real connections: weights by shared memory and from a folder, a trainer that dies, and who may do what."""
+"""`coppice serve --trainer` over real connections: weights by shared memory and from a folder, a trainer that dies, and the rights of keys."""
 
 import hashlib
 import json
@@ -156,6 +156,11 @@ class TrainerTest(unittest.TestCase):
             self.assertEqual(tokens(server), self.loaded_tokens)
             self.assertEqual(get(server, "/get_weight_version")[2], {"weight_version": "two"})
             self.post(server, "/update_weights_from_disk", {"model_path": "/no/such/folder"}, status=400)
+            with Segment(self.other) as segment:
+                unknown = [entry | {"name": "no.such.weight"} for entry in tensors_of(self.header, names[:1])]
+                refused = self.post(server, "/update_weights", {"update_info": {"segment": segment.name, "tensors": unknown}}, status=400)
+            self.assertEqual(refused["error"]["type"], "invalid_request_error")
+            self.assertIn("no.such.weight", refused["error"]["message"])
             self.assertEqual(tokens(server), self.loaded_tokens)
 
     def test_a_trainer_that_dies_leaves_a_server_that_refuses(self):
@@ -207,12 +212,12 @@ os.kill(os.getpid(), signal.SIGKILL)
                 self.assertEqual(tokens(server), self.loaded_tokens)
             refused = self.post(server, "/update_weights_from_tensor", {"serialized_named_tensors": ["gASV"]}, status=400)
             self.assertIn("pickled payload", refused["error"]["message"])
-            self.post(server, "/init_weights_update_group", {"master_address": "127.0.0.1", "master_port": 1}, status=501)
+            self.post(server, "/init_weights_update_group", {"master_address": "127.0.0.1", "master_port": 1}, status=400)
             self.assertEqual(get(server, "/health_generate")[0], 200)
             self.assertEqual(get(server, "/get_world_size")[2], {"world_size": 1})
 
     def test_skyrls_order(self):
-        """What its client sends to each server in a step, weights apart, which are this server's message."""
+        """The calls of its client to each server in a step, but for weights, which come by this server's message."""
         names = sorted(self.header)
         with Server("--trainer", "--dtype", "f32") as server, Segment(self.other) as segment:
             status, _, text = server.ask("GET", "/get_world_size", {})
@@ -293,8 +298,8 @@ os.kill(os.getpid(), signal.SIGKILL)
                     headers = {"Authorization": f"Bearer {key}"}
                     for target in ("/pause?mode=keep", "/resume"):
                         self.post(server, target, status=status, headers=headers)
-                    told, _, info = get(server, "/server_info", headers)
-                    self.assertEqual(told, 401 if status == 401 else 200)
+                    received, _, info = get(server, "/server_info", headers)
+                    self.assertEqual(received, 401 if status == 401 else 200)
                     self.assertEqual("weights" in info, key == "trainer")
                 self.check_aborts_of_keys(server)
 
@@ -315,6 +320,8 @@ os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.01)
         self.assertEqual(self.post(server, "/abort_request", {"rid": "b"}, headers=bearer["user"])["num_aborted"], 0)
         self.assertEqual(self.post(server, "/abort_request", {"abort_all": True}, headers=bearer["user"])["num_aborted"], 1)
+        while ("user", "a") not in answers:  # it counts until it has ended
+            time.sleep(0.01)
         self.assertEqual(self.post(server, "/abort_request", {"rid": "a"}, headers=bearer["user"])["num_aborted"], 0)
         self.assertEqual(self.post(server, "/abort_request", {"rid": "a"}, headers=bearer["trainer"])["num_aborted"], 1)
         self.assertEqual(self.post(server, "/abort_requests", {"request_ids": ["b"]}, headers=bearer["admin"])["num_aborted"], 1)

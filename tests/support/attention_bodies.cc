@@ -49,7 +49,7 @@ HandPlanOptions RandomPlanOptions(uint64_t seed, bool deterministic) {
   std::mt19937_64 rng(seed);
   HandPlanOptions options;
   options.share = rng() % 4 != 0;
-  options.absorb = rng() % 2 ? 0.3 : 0.0;
+  options.read_per_child = rng() % 2 ? 0.3 : 0.0;
   options.cut_multiple = rng() % 2 ? 64 : 0;
   options.stream_only = rng() % 8 == 0;
   options.dense_min_rows = 1 + rng() % 16;
@@ -397,6 +397,11 @@ void MergedStatesAreTheSoftmaxOfTheUnion(TestDevice& device) {
   const State none = merge(empty, {empty, empty});
   for (const float lse : none.lse) EXPECT_EQ(lse, -kInf);
   for (const float x : none.out) EXPECT_EQ(x, 0.0f);
+  State unwritten = empty;  // its out is not read
+  std::ranges::fill(unwritten.out, std::numeric_limits<float>::quiet_NaN());
+  ExpectNear(merge(a, {unwritten}), a);
+  ExpectNear(merge(unwritten, {a}), a);
+  ExpectNear(merge(unwritten, {unwritten}), empty);
 
   const uint8_t mask[kStateRows] = {1, 0, 1, 0, 0};
   const State some = merge(a, {b}, mask);

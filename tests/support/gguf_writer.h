@@ -1,4 +1,4 @@
-// Writes GGUF files for tests: any metadata, any tensors, versions 2 and 3, well-formed unless told otherwise. Independent of the
+// Writes GGUF files for tests: any metadata, any tensors, versions 2 and 3, well-formed by default. Independent of the
 // reader in src/model. Layer: tests.
 #pragma once
 

@@ -23,7 +23,7 @@ HandPlan::HandPlan(const AttentionSpec& spec, const PrefixForestView& forest, co
   of_set_.resize(sets_.size());
   std::map<int32_t, bool> shared;
   for (const auto& [node, branches] : branches_below) {
-    shared[node] = options.share && branches.size() > 1 && !chance(options.absorb);
+    shared[node] = options.share && branches.size() > 1 && !chance(options.read_per_child);
   }
 
   const auto add_range = [&](int32_t page_row, Range range, const std::vector<int32_t>& sets) {

@@ -12,11 +12,11 @@
 namespace coppice::attention::testing {
 
 struct HandPlanOptions {
-  bool share = true;         // an item per node that several branches with queries have in common
-  double absorb = 0.0;       // chance that such a node is read by each branch below it instead
-  int32_t cut_multiple = 0;  // > 0: ranges are also cut at random multiples of this many kv indices
-  double cut = 0.3;          // chance of a cut at each multiple
-  bool stream_only = false;  // kind of all items; else by rows
+  bool share = true;            // an item per node that several branches with queries have in common
+  double read_per_child = 0.0;  // chance that such a node is read by each branch below it instead
+  int32_t cut_multiple = 0;     // > 0: ranges are also cut at random multiples of this many kv indices
+  double cut = 0.3;             // chance of a cut at each multiple
+  bool stream_only = false;     // kind of all items; else by rows
   int32_t dense_min_rows = 8;
   int32_t lookahead = 0;  // empty items past the live end of each branch, as a planner lays them out ahead
 };
@@ -46,7 +46,7 @@ class HandPlan {
   std::vector<std::vector<Contribution>> of_set_;
 };
 
-// What plans that ran had in them.
+// Counts over the plans that ran.
 struct PlanCoverage {
   int64_t cuts = 0;                  // items that begin inside a node's tokens
   int64_t merges_of_three = 0;       // merge sets with three contributions or more

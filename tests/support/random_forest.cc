@@ -133,7 +133,7 @@ void RandomForest::Remove(int32_t branch) {
   tokens_[branch].clear();
   ++version_;
   if (parent == kNoParent || std::ranges::count(node_parent_, parent) != 1) return;
-  // One child is left: the set of branches no longer changes at its begin, so it absorbs its parent.
+  // One child is left: the set of branches no longer changes at its begin, so it takes over its parent.
   const int32_t child = static_cast<int32_t>(std::ranges::find(node_parent_, parent) - node_parent_.begin());
   node_begin_[child] = node_begin_[parent];
   node_parent_[child] = node_parent_[parent];

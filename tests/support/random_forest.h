@@ -43,7 +43,7 @@ class RandomForest {
 
   int32_t num_pages() const { return static_cast<int32_t>(page_refs_.size()); }
   int32_t num_query_rows() const { return num_query_rows_; }
-  // What is stored at kv index i of branch b: equal ids are the same token of the same prefix.
+  // The id of the token at kv index i of branch b: equal ids are the same token of the same prefix.
   uint64_t Token(int32_t b, int32_t i) const { return tokens_[b][i]; }
   const RandomForestOptions& options() const { return options_; }
 

@@ -17,7 +17,7 @@ namespace {
 
 std::vector<int64_t> ShapeOf(const TinyModel& model, const std::string& name) { return ExpectedWeights(model.config).at(name); }
 
-// What llama.cpp's converter does to the rows of q and k: [heads, 2, half] -> [heads, half, 2].
+// The permutation of rows of q and k by llama.cpp's converter: [heads, 2, half] -> [heads, half, 2].
 std::vector<float> Interleave(const std::vector<float>& rows, int64_t heads, int64_t row_elements) {
   std::vector<float> out;
   const int64_t half = static_cast<int64_t>(rows.size()) / row_elements / heads / 2;

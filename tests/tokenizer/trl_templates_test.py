@@ -37,7 +37,7 @@ def templates(folder):
 
 
 def render(folder, source, requests):
-    """What the program makes of the requests: a list of {"text", "values"} or {"error"}."""
+    """The program's results of the requests: a list of {"text", "values"} or {"error"}."""
     path = os.path.join(folder, "template.jinja")
     with open(path, "w", encoding="utf-8") as file:
         file.write(source)

@@ -1,5 +1,5 @@
 // Prefix-tree attention: softmax attention of many requests over one forest of shared KV segments, exact, each shared token
-// read once per step for all who share it. A library of its own: it knows no tokens, no cache policy, no model.
+// read once per step for all requests that share it. A library of its own: it knows no tokens, no cache policy, no model.
 // Layer: public API of coppice::attention. Method: Hydragen section 3 (split softmax), Cascade Inference (state and merge),
 // Bifurcated Attention section 4, RelayAttention algorithm 1, POD-Attention (mixed work); see docs/attention.md.
 //
@@ -34,7 +34,7 @@ enum class CudaKernels : uint8_t { kAuto, kHopper, kMmaSync };
 
 // ------------------------------------------------------------------------------------------------------------------- problem
 
-// What one attention layer computes. One plan serves all layers with the same spec.
+// One attention layer. One plan serves all layers with the same spec.
 struct AttentionSpec {
   int32_t num_qo_heads = 0, num_kv_heads = 0;  // per rank, at most 65535; num_qo_heads is a multiple of num_kv_heads
   int32_t head_dim = 0;                        // multiple of 8, at most 256
@@ -53,7 +53,7 @@ inline constexpr int32_t kLive = INT32_MAX;  // end of a leaf: the branch's live
 inline constexpr int32_t kNoParent = -1;     // parent of a root
 inline constexpr int32_t kFreeSlot = -2;     // node_parent of an unused node slot; branch_node of an unused branch slot
 
-// Who shares which KV, in host memory owned and edited in place by the caller; ids are stable slots, gaps are legal.
+// Which requests share which KV, in host memory owned and edited in place by the caller; ids are stable slots, gaps are legal.
 //
 // A kv index is the order along a branch's path, not a rotary position. Node n covers kv indices [node_begin[n], node_end[n]) of
 // every branch below it; a child begins where its parent ends; a leaf of one branch ends at kLive. An empty node (begin == end)
@@ -164,27 +164,27 @@ struct PlanStats {
   int64_t kv_tokens_read = 0;                             // sum over items of tokens in range, each page row read once per item
   int64_t kv_tokens_read_unshared = 0;                    // the same of a plan under kStore, whose items read one branch each
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0;  // tokens x 2 x num_kv_heads x head_dim x element size
-  // Each token of the forest that a query sees, once (Bifurcated Attention, equation 6): the least that memory gives. What is read
-  // counts once for each block of rows, which caches give for the most part.
+  // Each token of the forest that a query sees, once (Bifurcated Attention, equation 6): the least that memory gives.
+  // kv_bytes_read counts a token once for each block of rows that reads it, which caches give for the most part.
   int64_t kv_bytes_distinct = 0;
   int64_t flops = 0;        // 4 x head_dim per visible (row, token) pair
   int64_t state_bytes = 0;  // partial states written + read
-  int32_t num_items = 0, num_merge_sets = 0, num_contributions = 0, shared_nodes = 0, absorbed_nodes = 0;
+  int32_t num_items = 0, num_merge_sets = 0, num_contributions = 0, shared_nodes = 0, unshared_nodes = 0;
   double predicted_ns = 0;
-  // Work of the last Update that replanned: what an incremental edit touched.
+  // Work of the last Update that replanned: the part that an incremental edit touched.
   int32_t nodes_replanned = 0, merge_sets_replanned = 0;
   int64_t updates_skipped = 0, updates_replanned = 0;
 };
 
-// What a branch reads together with others.
+// Reads of a branch together with others.
 struct BranchReads {
-  int64_t kv_bytes_not_read = 0;  // what it would have read too, each shared read split evenly
+  int64_t kv_bytes_not_read = 0;  // bytes it would have read too, each shared read split evenly
   int32_t tokens = 0;
   int32_t sharers = 0;  // branches that a read was for, itself included, at most; 0: none was shared
 };
 
-// What one layer reads of KV by a plan, before a backend's own cuts: the counts of PlanStats that an engine asks for in every step,
-// and which reads are really shared. What could have been shared and was not counts nothing.
+// One layer's reads of KV by a plan, before a backend's own cuts: the counts of PlanStats that an engine asks for in every step,
+// and which reads are really shared. Reads that could have been shared and were not count nothing.
 struct PlanReads {
   int64_t kv_bytes_read = 0, kv_bytes_read_unshared = 0, kv_bytes_distinct = 0;  // as PlanStats
   int32_t grouped_queries = 0;            // that read some of their KV together with queries of another branch
@@ -241,7 +241,7 @@ class AttentionPlan {
 
   virtual PlanStats Stats() const = 0;
   // Of the last Update: O(branches), and O(items and members) where that replanned or a window moved. The branches stay where they
-  // are until the Update after the next one, so that a step under way is still told of while the next one is planned.
+  // are until the Update after the next one, so that a step under way can still be asked about while the next one is planned.
   virtual PlanReads Reads() = 0;
   // The tree, each decision and its reason, bytes and FLOPs with and without sharing, predicted time.
   virtual std::string Explain() const = 0;

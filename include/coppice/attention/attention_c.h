@@ -68,8 +68,8 @@ typedef enum coppice_cuda_kernels {
   COPPICE_CUDA_KERNELS_HOPPER = 1,
   COPPICE_CUDA_KERNELS_MMA_SYNC = 2
 } coppice_cuda_kernels;
-/* Which sharing a plan may use: wherever the tree allows and it pays; only what all branches with queries have in common; none
- * (each branch reads its own path). Results are equal within rounding. */
+/* Which sharing a plan may use: wherever the tree allows and it saves time; only what all branches with queries have in common;
+ * none (each branch reads its own path). Results are equal within rounding. */
 typedef enum coppice_share_policy {
   COPPICE_SHARE_TREE = 0,
   COPPICE_SHARE_ONE_LEVEL = 1,
@@ -100,7 +100,7 @@ typedef struct coppice_context_options {
   int32_t cuda_kernels; /* coppice_cuda_kernels */
 } coppice_context_options;
 
-/* What one attention layer computes, for a tensor-parallel rank: out = softmax(sm_scale * q . k) v. */
+/* One attention layer, of a tensor-parallel rank: out = softmax(sm_scale * q . k) v. */
 typedef struct coppice_attention_spec {
   size_t struct_size;
   int32_t num_qo_heads, num_kv_heads; /* 1..65535; num_qo_heads is a multiple of num_kv_heads */
@@ -121,7 +121,7 @@ typedef struct coppice_plan_options {
   int32_t max_page_slots;   /* size of page_indices, at least 1 */
   int32_t page_size;        /* tokens, 1..256 */
   int32_t share_policy;     /* coppice_share_policy */
-  int32_t force_sharing;    /* 0 or 1: share wherever the policy allows, whether it pays or not */
+  int32_t force_sharing;    /* 0 or 1: share wherever the policy allows, whether it saves time or not */
   int32_t lookahead_tokens; /* growth of each branch laid out ahead, at most 2^20; 0: 64 */
   /* Copies of the plan on a GPU, 1 or 2; 0: 1. Of two, an upload writes the one that the upload before it did not, while runs of
    * that one may be under way, and short steps that share nothing have a kernel of their own. */
@@ -135,7 +135,7 @@ typedef struct coppice_plan_sizes {
   size_t host_bytes, plan_bytes, workspace_bytes, alignment;
 } coppice_plan_sizes;
 
-/* Who shares which KV: a forest owned and edited in place by the caller. Ids are stable slots; gaps are legal.
+/* Which requests share which KV: a forest owned and edited in place by the caller. Ids are stable slots; gaps are legal.
  *
  * A kv index is the order along a branch's path. Node n covers kv indices [node_begin[n], node_end[n]) of every branch below it; a
  * child begins where its parent ends; a root begins at 0; a leaf of one branch ends at COPPICE_KV_LIVE. Branch b's path ends at
@@ -149,7 +149,7 @@ typedef struct coppice_plan_sizes {
  * [j * page_size, (j + 1) * page_size), shared ones included. Slots past kv_len may hold anything.
  *
  * All arrays must stay valid until the next coppice_plan_update that succeeds. page_indices and query_tree_mask are read by
- * coppice_plan_run, too, and must not change before it; the others may. */
+ * coppice_plan_run, too, and must not change before it; the others may, on a GPU after coppice_plan_upload. */
 typedef struct coppice_prefix_forest {
   size_t struct_size;
   int32_t page_size; /* as in the plan's options */
@@ -227,7 +227,7 @@ typedef struct coppice_plan_stats {
   int64_t kv_bytes_read_unshared; /* the same of a plan under COPPICE_SHARE_STORE */
   int64_t flops;                  /* 4 x head_dim per visible (row, token) pair */
   int64_t state_bytes;            /* partial states written and read */
-  int32_t num_items, num_merge_sets, shared_nodes, absorbed_nodes;
+  int32_t num_items, num_merge_sets, shared_nodes, unshared_nodes;
   double predicted_ns;
 } coppice_plan_stats;
 
@@ -235,7 +235,7 @@ typedef struct coppice_plan_stats {
 coppice_status coppice_context_create(const coppice_context_options* options, coppice_context** context, coppice_message* message);
 void coppice_context_destroy(coppice_context* context); /* after its plans and bound KV; NULL is allowed */
 
-/* What coppice_plan_create would allocate. */
+/* Memory that coppice_plan_create would allocate. */
 coppice_status coppice_plan_get_sizes(coppice_context* context, const coppice_attention_spec* spec,
                                       const coppice_plan_options* options, coppice_plan_sizes* sizes, coppice_message* message);
 /* One plan serves all layers of a spec. Allocates everything: update, upload and run allocate nothing. */

@@ -13,7 +13,8 @@
 
 namespace coppice::attention {
 
-// q, out, or the k / v of AppendArgs: [rows, heads, head_dim], head_dim and heads contiguous, rows row_stride elements apart.
+// q, out, or the k / v of AppendArgs: [rows, heads, head_dim], head_dim and heads contiguous, rows row_stride elements apart. The
+// stride of a single row, which is never stepped over, is the row's size.
 struct RowsView {
   void* data = nullptr;
   DType dtype = DType::kF32;
@@ -82,7 +83,7 @@ Result<RowsView> RowsFromDlpack(const DLTensorT& tensor, const char* name) {
                   .rows = tensor.shape[0],
                   .heads = tensor.shape[1],
                   .head_dim = tensor.shape[2],
-                  .row_stride = internal::DlpackStride(tensor, 0)};
+                  .row_stride = tensor.shape[0] > 1 ? internal::DlpackStride(tensor, 0) : tensor.shape[1] * tensor.shape[2]};
 }
 
 // One layer's paged K and V, any strides with contiguous head_dim; K and V must agree in shape, dtype and strides.
@@ -97,7 +98,7 @@ Result<KvLayerView> KvLayerFromDlpack(const DLTensorT& k, const DLTensorT& v, Kv
   if (!v_dtype.ok()) return v_dtype.status();
   if (*dtype != *v_dtype) return InvalidArgument("k is " + std::string(Name(*dtype)) + " but v is " + std::string(Name(*v_dtype)));
   for (int i = 0; i < 4; ++i) {
-    const bool same_stride = internal::DlpackStride(k, i) == internal::DlpackStride(v, i);
+    const bool same_stride = k.shape[i] == 1 || internal::DlpackStride(k, i) == internal::DlpackStride(v, i);
     if (k.shape[i] != v.shape[i] || !same_stride) {
       return InvalidArgument("k and v differ in dimension " + std::to_string(i) + ": sizes " + std::to_string(k.shape[i]) +
                              " and " + std::to_string(v.shape[i]) + ", strides " + std::to_string(internal::DlpackStride(k, i)) +

@@ -16,7 +16,7 @@ enum class ReadReason : uint8_t {
   kForced,      // read together since PlannerOptions::force_sharing says so
   kPolicy,      // read apart since PlannerOptions::policy allows no other way here
   kNoRoom,      // read apart, since the plan's capacity has no room for another shared read
-  kStepNoGain,  // read apart: reading together would pay by itself, but the whole step would end no sooner
+  kStepNoGain,  // read apart: reading together would save time by itself, but the whole step would end no sooner
   kNotSeen,     // no query sees a token of it: it has none, or lies before every window
 };
 

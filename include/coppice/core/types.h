@@ -64,9 +64,9 @@ using Stream = void*;
 
 // How much of the KV cache requests share, in memory and in reads (architecture: "Sharing modes and baselines").
 enum class SharingMode : uint8_t {
-  kTree,      // every shared token is stored once and read once per step, where the cost model says that it pays
+  kTree,      // every shared token is stored once and read once per step, where the cost model says that it saves time
   kOneLevel,  // only what all running requests have in common is read once
-  kStore,     // stored once, but each request reads it itself: what engines with a prefix cache do
+  kStore,     // stored once, but each request reads it itself, as engines with a prefix cache do
   kNone,      // a copy per request (a mode of the cache; the planner sees nothing to share)
 };
 constexpr std::string_view Name(SharingMode mode) {
@@ -75,6 +75,21 @@ constexpr std::string_view Name(SharingMode mode) {
     case SharingMode::kOneLevel: return "one-level";
     case SharingMode::kStore: return "store";
     case SharingMode::kNone: return "none";
+  }
+  return "?";
+}
+
+// The part of KV that a rank holds (docs/ranks.md, "Fewer KV heads than ranks").
+enum class KvSplit : uint8_t {
+  kAuto,    // by tokens where several ranks have each KV head and that is predicted to be as fast, else by heads
+  kHeads,   // all tokens of its KV heads
+  kTokens,  // of KV heads that several ranks have, a part of the tokens
+};
+constexpr std::string_view Name(KvSplit split) {
+  switch (split) {
+    case KvSplit::kAuto: return "auto";
+    case KvSplit::kHeads: return "heads";
+    case KvSplit::kTokens: return "tokens";
   }
   return "?";
 }

@@ -38,11 +38,11 @@ struct SampleId {
   auto operator<=>(const SampleId&) const = default;
 };
 
-// Whose KV it is. Tenants never share KV, whatever their salts: what one has computed is found, counted and timed by none of the
+// Whose KV it is. Tenants never share KV, whatever their salts: KV of one is found, counted and timed by none of the
 // others.
 struct CacheTenant {
-  std::string name;   // empty: none, everybody's
-  int32_t begin = 0;  // prompt tokens before this index stay shared with everybody
+  std::string name;   // empty: none, all requests'
+  int32_t begin = 0;  // prompt tokens before this index stay shared with all
 };
 
 // A token whose log-probability after prompt tokens [0, position] is wanted.
@@ -75,7 +75,7 @@ constexpr std::string_view Name(EarlyStopping early_stopping) {
 
 // The most probable outputs in place of drawn ones. Each step keeps the `width` best of all continuations of all beams, by the sum
 // of the model's log-probabilities; sampling parameters do not count. Outputs that end by a token or by their length compete by
-// their score, that sum / tokens^length_penalty, and the best n of the `width` best are told, best first, when the search is over.
+// their score, that sum / tokens^length_penalty, and the best n of the `width` best are sent, best first, when the search is over.
 struct BeamOptions {
   static constexpr int32_t kMaxWidth = 256;
   int32_t width = 0;  // beams, at least n; 0: samples are drawn
@@ -101,12 +101,12 @@ struct Request {
   // Control tokens that have text in the output, which others have not: a model may mark with one what a tool call is.
   std::vector<int32_t> visible_tokens;
   bool ignore_eos = false;
-  // What may come, if not null. Where it lets the output end, the tokens that end a sample may come too; where nothing else may
+  // May come, if not null. Where it lets the output end, the tokens that end a sample may come too; where nothing else may
   // come, the sample ends, even before min_tokens. Such samples are not drafted, and with steps_ahead decode in every second step.
   std::shared_ptr<const TokenConstraint> constraint;
   bool prompt_logprobs = false;
-  int32_t prompt_logprobs_begin = 0;  // of prompt tokens from this index on; what lies before may come from the cache
-  // Tokens to score after the prompt's tokens, in the order of their positions; not with prompt_logprobs. What is before the first
+  int32_t prompt_logprobs_begin = 0;  // of prompt tokens from this index on; earlier ones may come from the cache
+  // Tokens to score after the prompt's tokens, in the order of their positions; not with prompt_logprobs. Tokens before the first
   // position may come from the cache; from there on the prompt is computed, cached or not.
   std::vector<PromptScore> prompt_scores;
   // 0..kMaxTopLogprobs: the most probable tokens at each place of the output, for StreamEvent::top_logprobs, and with
@@ -116,16 +116,16 @@ struct Request {
   bool ranks = false;                          // StreamEvent::ranks, and with prompt_logprobs prompt_ranks
   bool echo = false;  // the event of the prompt (index -1) carries its token ids and text: what comes before each sample's output
   std::string cache_salt;           // requests with different salts never share KV; a tenant's salt is that tenant's alone
-  int32_t cache_private_begin = 0;  // with a salt: prompt tokens before this index stay shared with everybody, or all of the tenant
+  int32_t cache_private_begin = 0;  // with a salt: prompt tokens before this index stay shared with all, or all of the tenant
   CacheTenant cache_tenant;
   // A name under which the prompt's KV stays cached once it is computed, whatever else needs room, until Engine::Unpin. A name in
   // use is given to the new prompt. Not with SharingMode::kNone.
   std::string pin_prompt_as;
-  // Who asked. While requests wait, those of different names get equal shares of the engine, counted in tokens (fair queueing), and
+  // A client. While requests wait, those of different names get equal shares of the engine, counted in tokens (fair queueing), and
   // of its places: a name's samples beyond its part are interrupted for another name's request. Those of one name come in the order
   // of their arrival.
   std::string share_of;
-  int32_t priority = 0;  // of those that wait, higher ones come first, whoever asked
+  int32_t priority = 0;  // of those that wait, higher ones come first, of any name
   // A group is known while a request of it is in the engine, and beyond that while it is one of the last 4,096 such.
   RequestGroup group;
   double timeout_seconds = 0;  // from Submit; what is unfinished then ends with kError, DEADLINE_EXCEEDED. 0: none
@@ -138,7 +138,7 @@ struct Request {
   // Cancel, Prune, Release, Unpin, Load, Metrics and what returns constants; all else of the engine waits for the step.
   std::function<void(const struct StreamEvent&)> on_event;
 
-  // What is computed of its outputs at a time: n samples, or the beams.
+  // Outputs that are computed at a time: n samples, or the beams.
   int32_t num_sequences() const { return beams.width > n ? beams.width : n; }
 };
 
@@ -153,7 +153,7 @@ constexpr std::string_view Name(FinishReason reason) {
   return "?";
 }
 
-// What children of a sample begin with, and how they go on (Engine::Fork).
+// Children of a sample: their first tokens, and how they go on (Engine::Fork).
 struct ForkOptions {
   int32_t n = 1;  // children: as many as a request may have samples
   // Of the sample's tokens behind the prompt, events' and those of Extend, so many first ones. None: all, also one that ended it.
@@ -166,20 +166,20 @@ struct ForkOptions {
   std::optional<int32_t> max_tokens = {};
 };
 
-// What Engine::Extend made of a sample.
+// The result of Engine::Extend.
 struct Extension {
   bool had_ended = false;  // the sample was kept and begins again: another event will end it
   int32_t num_tokens = 0;  // of the sample now: the prompt's, those of committed steps, and the added ones last
 };
 
-// What Engine::Describe says of a sample.
+// A sample, as of Engine::Describe.
 struct SampleInfo {
   int32_t prompt_tokens = 0;
   std::vector<int32_t> token_ids;  // the prompt's, and all behind it that committed steps have given or Extend has added
   bool finished = false;           // and kept
 };
 
-// What the model makes of a token of Request::prompt_scores.
+// The model's score of a token of Request::prompt_scores.
 struct ScoredToken {
   float logprob = 0;    // natural logarithm; NaN if the model's logits are not finite numbers
   bool greedy = false;  // no token is more probable there
@@ -187,7 +187,7 @@ struct ScoredToken {
 
 // KV that a request's samples read together with other samples, its own or others'. Only reads that a step's plan shared count: in
 // a step, attention reads a range of KV once for the r samples whose rows it reads it for, and each of them is spared (r - 1) / r
-// of its bytes. What `store` and `none` read is never shared; nor is what a planner reads apart since that is faster.
+// of its bytes. Reads of `store` and `none` are never shared; nor is what a planner reads apart since that is faster.
 struct SharedReads {
   int64_t kv_bytes_not_read = 0;  // spared, by all its samples in all steps and layers
   int32_t tokens = 0;             // the most tokens that one of its samples read together with others in a step
@@ -230,9 +230,9 @@ struct StreamEvent {
   Status status;                    // why, for kError
 };
 
-// What a step does when samples decode and prompts wait to be computed.
+// The work of a step when samples decode and prompts wait to be computed.
 enum class SchedulePolicy : uint8_t {
-  kMixed,         // every running sample decodes, prompts fill up the step in chunks: nobody stalls (Sarathi-Serve, POD-Attention)
+  kMixed,         // every running sample decodes, prompts fill up the step in chunks: none stalls (Sarathi-Serve, POD-Attention)
   kPrefillFirst,  // prompts alone as long as there are any that fit, while running samples wait: the baseline of POD figure 2
 };
 constexpr std::string_view Name(SchedulePolicy policy) {
@@ -250,7 +250,7 @@ inline constexpr int32_t kAutoChunk = -1;
 // EngineOptions::steps_ahead: 1 on a GPU, 0 on a CPU.
 inline constexpr int32_t kAutoStepsAhead = -1;
 
-// Who guesses tokens ahead, to be verified by the model several at a time. Output keeps the model's distribution; greedy output,
+// The drafter of tokens that the model verifies several at a time. Output keeps the model's distribution; greedy output,
 // and with kNgram or in deterministic mode sampled output too, is what it would be without drafts.
 enum class DraftMode : uint8_t {
   kNone,
@@ -316,6 +316,7 @@ struct EngineOptions {
   // Where the model runs: "cpu", "cuda", "cuda:1", or "auto": the first CUDA device if there is one that can, else the CPU.
   // "cuda:0,cuda:1": one model divided among ranks on these GPUs; "cpu,cpu": among ranks that divide the threads (docs/ranks.md).
   std::string device = "auto";
+  KvSplit kv_split = KvSplit::kAuto;  // kTokens: INVALID_ARGUMENT, with the reason, where tokens cannot be divided
   // Of KV, and of weights and product inputs unless `weights` says otherwise; kF16 on CUDA devices alone, kF32 on CPUs. None:
   // kBF16, but on CUDA devices kF16 for files whose weights are of f16 or quantised, of families that f16 has the range for
   // (docs/numerics.md, "f16"). ModelInfo::kv_dtype says which it came to be.
@@ -325,7 +326,7 @@ struct EngineOptions {
   std::optional<DType> head_dtype;
   WeightForm weights = WeightForm::kFastest;
   SharingMode sharing = SharingMode::kTree;
-  int32_t page_size = 16;               // tokens per page, 1..256
+  int32_t page_size = 16;               // tokens per page, 1..256; where ranks divide the tokens of KV: those of each rank
   int64_t kv_cache_bytes = 0;           // 0: enough for max_running full-length requests, at most half of the free memory (CPU) or
                                         // what gpu_memory_utilization leaves beside the weights
   double gpu_memory_utilization = 0.9;  // share of a GPU's memory that the process may use, what others use included; (0, 1]
@@ -343,7 +344,7 @@ struct EngineOptions {
   int32_t max_waiting = 0;
   int num_threads = 0;  // 0: one per core; at most 4,096
   // Tokens become text and on_event is called on a thread of its own, beside the next step, so that neither delays it. (Requests
-  // with stop strings are decoded in the step: their text decides when it ends.) What on_event touches must then be locked.
+  // with stop strings are decoded in the step: their text decides when it ends.) State that on_event touches must then be locked.
   bool event_thread = false;
   // Called where on_event is, once the events of a step have been sent: wakes those that wait for them once, not by event. May be
   // empty; may call what on_event may.
@@ -398,9 +399,9 @@ struct EngineMetrics {
   int64_t cached_tokens = 0;  // prompt tokens whose KV was found in the cache
   // Speculative decoding. A sample makes (sample_steps + accepted_draft_tokens) / sample_steps tokens a step.
   int64_t drafted_tokens = 0, accepted_draft_tokens = 0;
-  int64_t draft_trees_cut = 0;      // trees of which their first chain alone was tried, since prompts ran in the same step
+  int64_t draft_trees_cut = 0;      // trees of which the linear part alone was tried, since prompts ran in the same step
   int64_t sample_steps = 0;         // steps of running samples, each at least a token
-  int64_t undrafted_steps = 0;      // decode_steps in which nobody was to guess, by DraftPolicy::kMeasured
+  int64_t undrafted_steps = 0;      // decode_steps without guesses, by DraftPolicy::kMeasured
   int64_t draft_kv_bytes_read = 0;  // by the draft model, all its layers; not part of kv_bytes_read
   double draft_seconds = 0;
   int64_t bubbles =
@@ -426,7 +427,7 @@ struct EngineMetrics {
   double prefill_seconds = 0, decode_seconds = 0;  // wall time of steps with and without prefill rows; page copies: prefill
   int64_t hybrid_steps = 0;                        // with rows of both kinds
   double hybrid_seconds = 0;                       // part of prefill_seconds
-  // With a target_tbt: what hybrid steps were predicted to take, and how many took longer than the target.
+  // With a target_tbt: the predicted time of hybrid steps, and how many took longer than the target.
   double hybrid_predicted_seconds = 0;
   int64_t hybrid_steps_over_target = 0;
   int64_t rows = 0, grouped_rows = 0;  // rows of attention; those that shared a read with another sample's
@@ -438,7 +439,7 @@ struct EngineMetrics {
   // that are pinned, then by hits. A node's parent is always before it. Gathered at most ten times a second, at the end of the last
   // request and when the engine runs idle.
   std::vector<CachedPrefix> prefixes;
-  // Likewise of each tenant's own nodes, whatever else is cached, by CacheTenant::name; the root stands for parents that everybody
+  // Likewise of each tenant's own nodes, whatever else is cached, by CacheTenant::name; the root stands for parents that all
   // shares. Null: no tenant has any.
   std::shared_ptr<const std::map<std::string, std::vector<CachedPrefix>>> tenant_prefixes;
   int32_t tree_nodes = 0;  // how many there are in all
@@ -446,10 +447,10 @@ struct EngineMetrics {
   // in the first one with the most samples since creation. Null: there was none, or nothing plans attention.
   std::shared_ptr<const StepPlan> plan, fullest_plan;
   int32_t chunk = 0;                    // prompt tokens of a step at most
-  std::vector<ChunkSpeed> chunk_probe;  // with kAutoChunk or a target_tbt: what was measured
+  std::vector<ChunkSpeed> chunk_probe;  // with kAutoChunk or a target_tbt: measured speeds
 };
 
-// What is asked often, by those who decide where a request goes or whether to submit more.
+// Asked often, by routers and by callers that decide whether to submit more.
 struct EngineLoad {
   int32_t waiting = 0, running = 0;  // requests, samples
   bool draining = false;             // UpdateWeights, Pause or Sleep waits for what runs: no other request begins
@@ -475,10 +476,10 @@ class Engine {
 
   // Begins children of a sample, whether it waits, runs or is kept: samples of the same request, with its settings but for those of
   // `options`. The sample itself goes on. Where it decodes, each child that finds a place takes one row of the next step and a copy
-  // of one page at most; all else is shared with it. Others wait in line and find in the cache what is there. Their first events
+  // of one page at most; all else is shared with it. Others queue and find in the cache what is there. Their first events
   // may come before this returns.
   virtual Result<std::vector<SampleId>> Fork(SampleId sample, const ForkOptions& options) = 0;
-  // Puts tokens behind those that a sample has, such as a tool's answer or a user's turn, and lets it go on. They are not told in
+  // Puts tokens behind those that a sample has, such as a tool's answer or a user's turn, and lets it go on. They are not part of
   // events, and do not count against max_tokens; a constraint must allow them. A kept sample may have Request::max_tokens again.
   // While the prompt is not computed: FAILED_PRECONDITION. Events of what comes behind may come before this returns.
   virtual Result<Extension> Extend(SampleId sample, std::span<const int32_t> tokens) = 0;
@@ -486,7 +487,7 @@ class Engine {
   // begins with what it held. May be called from on_event. NOT_FOUND where no such request is alive; nothing to do where the sample
   // is gone.
   virtual Status Prune(SampleId sample) = 0;
-  // Request::keep no longer holds: what has ended is forgotten, what is unfinished goes on. Called as Prune.
+  // Request::keep no longer holds: ended samples are forgotten, unfinished ones go on. Called as Prune.
   virtual Status Release(RequestId id) = 0;
   virtual Result<SampleInfo> Describe(SampleId sample) = 0;
 
@@ -494,19 +495,19 @@ class Engine {
   virtual Status Unpin(const std::string& name) = 0;
   // Writes the prompt that is pinned under `name`, tokens and KV, to a file that LoadPrefix reads. Called by any thread but not
   // from on_event: waits for the end of the step that runs, copies, lets the steps go on, and returns when the file is on the disk.
-  // The file is replaced whole or not at all; it holds the prompt and its salt, and who may read it follows from the umask.
+  // The file is replaced whole or not at all; it holds the prompt and its salt, and its access follows from the umask.
   // NOT_FOUND if nothing is pinned under that name (yet); FAILED_PRECONDITION if the prompt is to be computed anew, after
   // UpdateWeights; INVALID_ARGUMENT if `path` is no regular file, or holds anything else than a prefix; an error with the system's
   // reason if the file cannot be written.
   virtual Status SavePrefix(const std::string& name, const std::string& path) = 0;
-  // Reads such a file and pins its prompt under `name`, as if it had been computed here for `tenant`, whom the file does not tell;
+  // Reads such a file and pins its prompt under `name`, as if it had been computed here for `tenant`, which the file does not say;
   // what is cached of it already is kept.
   // Called as SavePrefix; the KV is there for every step after the return. A file of another model, dtype or (deterministic
   // engines) mode is INVALID_ARGUMENT, a truncated or corrupt one DATA_LOSS, no room for it RESOURCE_EXHAUSTED, and UNAVAILABLE
   // says that a request computes a part of this prompt right now; the engine is then as it was.
   virtual Status LoadPrefix(const std::string& name, const std::string& path, const CacheTenant& tenant) = 0;
-  // Replaces weights, some or all of them, in place, and returns the version that they make. Called as SavePrefix. What is cached
-  // is dropped, so that no token is computed with KV of other weights, but for samples that PauseMode::kKeep lets go on; a pinned
+  // Replaces weights, some or all of them, in place, and returns the version that they make. Called as SavePrefix. Cached KV is
+  // dropped, so that no token is computed with KV of other weights, but for samples that PauseMode::kKeep lets go on; a pinned
   // prompt keeps its name and is computed anew, until when SavePrefix says FAILED_PRECONDITION; files of prefixes that other
   // weights made are refused. With PauseMode::kWait it returns when all that runs has finished: the engine must be stepped
   // meanwhile. INVALID_ARGUMENT or UNIMPLEMENTED: a name, shape or dtype that the model does not have, and nothing is changed;
@@ -529,7 +530,7 @@ class Engine {
   virtual Status Pause(const PauseOptions& options) = 0;
   // Nothing to do where it runs. FAILED_PRECONDITION while it is asleep, or where weights are missing after Sleep or an update.
   virtual Status Resume() = 0;
-  // Pause, and memory is given back until Wake. What is cached is dropped; a pinned prompt keeps its name and is computed anew.
+  // Pause, and memory is given back until Wake. Cached tokens are dropped; a pinned prompt keeps its name and is computed anew.
   // FAILED_PRECONDITION, and nothing is changed: it is asleep already, or weights that are held as a file stores them, quantised,
   // would be dropped. UNIMPLEMENTED likewise: the device cannot. Another error leaves the engine asleep, some memory not given
   // back.
@@ -543,7 +544,7 @@ class Engine {
   // have ended.
   virtual Result<bool> Step() = 0;
   // Steps until `stop` is requested, and sleeps while there is nothing to do. Returns a failed step's status, with the requests
-  // ended as Step says; it may be called again then. What is unfinished at a stop goes on with the next call.
+  // ended as Step says; it may be called again then. Unfinished requests go on with the next call, and no event comes before.
   virtual Status Run(std::stop_token stop) = 0;
   virtual EngineLoad Load() const = 0;  // costs a lock, where Metrics copies lists
   virtual EngineMetrics Metrics() const = 0;

@@ -1,4 +1,4 @@
-// What a model is, for those who run it. Layer: public API of coppice::engine.
+// A model's properties, for its users. Layer: public API of coppice::engine.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +30,13 @@ struct ModelInfo {
   std::vector<int32_t> eos_token_ids;
   DType kv_dtype = DType::kBF16;
   int64_t kv_bytes_per_token = 0;  // over all layers
+  int32_t page_size = 0;           // tokens of a page of the KV cache, on all ranks together
+  KvSplit kv_split = KvSplit::kHeads;
+  std::string kv_split_reason;  // why; empty where ranks do not exceed KV heads
   // Why there is no tokenizer: NOT_FOUND, or what is wrong with the model's or not supported. OK if there is one.
   Status tokenizer_status = NotFound("the model has no tokenizer");
   SamplingParams sampling;         // as the model's files want tokens chosen (generation_config.json); no request has it by itself
-  std::vector<std::string> notes;  // what was assumed where files or measurements are silent, or set aside: a line each
+  std::vector<std::string> notes;  // assumptions where files or measurements are silent, fields set aside: a line each
 };
 
 }  // namespace coppice

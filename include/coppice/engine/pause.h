@@ -6,7 +6,7 @@
 
 namespace coppice {
 
-// What becomes of samples that run. Requests that have not begun wait.
+// The fate of running samples. Requests that have not begun wait.
 enum class PauseMode : uint8_t {
   kWait,   // they finish first, and no other request begins
   kAbort,  // they end at once, with FinishReason::kCancelled
@@ -38,7 +38,7 @@ struct SleepOptions {
 
 struct WakeOptions {
   bool reload = true;  // weights that are not there are read from the model's file; else updates bring them before Resume
-  bool resume = true;  // else the engine stays paused
+  bool resume = true;  // once it is awake and its weights were read; else the engine stays paused
 };
 
 enum class EngineState : uint8_t { kRunning, kPaused, kAsleep };

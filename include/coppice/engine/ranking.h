@@ -33,7 +33,7 @@ std::vector<int32_t> WithoutDuplicates(std::span<const RankedSample> samples, st
 // best_of: the indices of the n best of `samples`, without duplicates if `deduplicate`. Fewer if there are not so many.
 std::vector<int32_t> BestOf(std::span<const RankedSample> samples, int32_t n, bool deduplicate);
 
-// The answer of a text: what the last match of `pattern` (PCRE2, Unicode) captures in its first group, or the whole match where the
+// The answer of a text: the first group of the last match of `pattern` (PCRE2, Unicode), or the whole match where the
 // pattern has no group, without surrounding white space. The last match, because a chain of thought ends in its answer. Absent
 // without a match. INVALID_ARGUMENT for a pattern that does not compile, or that exceeds its match limit on this text.
 Result<std::optional<std::string>> ExtractAnswer(std::string_view text, std::string_view pattern);

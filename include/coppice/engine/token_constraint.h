@@ -21,7 +21,7 @@ class ConstraintState {
   // constraint take too long or too much memory, so do all samples of the constraint whose requests have the same
   // Request::share_of and that would need one in this step, each with INVALID_ARGUMENT and the message.
   virtual Result<bool> FillMask(std::span<uint32_t> mask) = 0;
-  // `token` came next, one that a mask allowed here: the last one, or, where outputs are told again, that of another state. Errors
+  // `token` came next, one that a mask allowed here: the last one, or, where outputs are replayed, that of another state. Errors
   // are those of FillMask.
   virtual Status Accept(int32_t token) = 0;
   // Another state that stands where this one does: samples whose outputs differ from here on have one each. Throws std::bad_alloc

@@ -19,13 +19,13 @@ struct WeightTensor {
   DType dtype = DType::kBF16;
   std::vector<int64_t> shape;  // outermost dimension first
   const void* data = nullptr;  // contiguous, row-major, of any alignment
-  // Where `data` lies: in host memory, or (kCuda) in that of the engine's GPU, written by work that is done. What lies there in the
+  // Where `data` lies: in host memory, or (kCuda) in that of the engine's GPU, written by work that is done. Memory there in the
   // engine's own dtype is copied from device to device, all else by way of the host.
   DeviceKind device = DeviceKind::kCpu;
 };
 
-// What a call of UpdateWeights is of an update. One that comes in several parts makes one version; between its first part and its
-// last, weights are missing.
+// The part of an update that a call of UpdateWeights is. One that comes in several parts makes one version; between its first part
+// and its last, weights are missing.
 enum class UpdatePart : uint8_t {
   kWhole,  // all of it
   kFirst,  // its begin; one that was open before it is given up, and what it brought counts as missing

@@ -16,7 +16,7 @@ namespace coppice {
 
 struct ChatMessage {
   std::string role, content;
-  // What else the message has, a JSON object: {"tool_calls": [...], "name": "..."}. A "content" in it takes the other one's place.
+  // The message's other fields, a JSON object: {"tool_calls": [...], "name": "..."}. A "content" in it takes the other one's place.
   // Empty: nothing.
   std::string fields = {};
 };
@@ -39,7 +39,7 @@ struct FimTokens {
 // A chat as a model's chat template writes it.
 struct ChatPrompt {
   std::string text;  // special tokens written out
-  // What of it comes from messages and tools, in order and apart: there the texts of special tokens are text.
+  // Ranges from messages and tools, in order and apart: there the texts of special tokens are text.
   std::vector<ByteRange> values;
 };
 
@@ -56,8 +56,8 @@ class Tokenizer {
     std::span<const ByteRange> values = {};
   };
   // INVALID_ARGUMENT if `text` cannot be tokenised (a regex limit on hostile input). Bytes that are no UTF-8 are encoded as bytes
-  // by a byte-level tokenizer, and become U+FFFD each for the others, as in SentencePiece. What the vocabulary has no token for is
-  // its unk token, or left out (SmolLM2 lacks a few control characters), as Hugging Face does.
+  // by a byte-level tokenizer, and become U+FFFD each for the others, as in SentencePiece. Text that the vocabulary has no token
+  // for is its unk token, or left out (SmolLM2 lacks a few control characters), as Hugging Face does.
   virtual Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const = 0;
   Result<std::vector<int32_t>> Encode(std::string_view text) const { return Encode(text, EncodeOptions()); }
   // Bytes of one token in the middle of a text; empty for a control token unless `keep_special`, and for an id that is none.
@@ -73,7 +73,7 @@ class Tokenizer {
   // a system's where the template does not know that role. UNIMPLEMENTED names what the template uses and is not supported.
   Result<ChatPrompt> RenderChat(const std::vector<ChatMessage>& messages) const;
 
-  // What the model's files say beside.
+  // Other facts of the model's files.
   struct Info {
     int32_t bos_id = -1;  // -1: none
     std::vector<int32_t> eos_ids;

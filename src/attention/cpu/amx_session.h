@@ -15,7 +15,7 @@ struct alignas(64) TileConfig {
   uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
-constexpr TileConfig kTileConfig{};  // static: the intrinsic tells the compiler of its first bytes only
+constexpr TileConfig kTileConfig{};  // static: of the intrinsic the compiler sees its first bytes only
 
 // Released at the end, so that a context switch outside kernels stays cheap and other users of tiles are not disturbed.
 struct AmxSession {

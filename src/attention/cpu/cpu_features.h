@@ -1,5 +1,5 @@
-// What this machine's CPU can do, found out at run time: the library is built for plain x86-64, and each kernel file compiles its
-// functions for its own instruction set (#pragma GCC target after all includes).
+// The features of this machine's CPU, found out at run time: the library is built for plain x86-64, and each kernel file compiles
+// its functions for its own instruction set (#pragma GCC target after all includes).
 // Layer: attention/cpu.
 #pragma once
 
@@ -27,8 +27,8 @@ bool HasIsa(Isa isa);
 // The shipped machine model (machine_model.h) that fits the CPU this runs on.
 std::string_view HostCpuModelName();
 
-// Bytes of the data cache of `level` (1..3) that the first CPU uses, as the kernel tells; `otherwise` if it does not. sysconf adds
-// up all third-level caches of some sockets (384 MiB where a core reaches 32).
+// Bytes of the data cache of `level` (1..3) that the first CPU uses, as the kernel reports them; `otherwise` if it does not.
+// sysconf adds up all third-level caches of some sockets (384 MiB where a core reaches 32).
 size_t CacheBytes(int level, size_t otherwise);
 
 }  // namespace coppice::attention::cpu

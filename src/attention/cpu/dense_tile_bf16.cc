@@ -459,7 +459,7 @@ void RunDense(const TileTask& task, const TileStates& states, std::byte* scratch
     const int32_t begin = std::max(tile, task.kv_begin), end = std::min(tile + kTile, task.kv_end);
     LocateTokens(run, tile, begin, end);
     const int32_t first_chunk = (begin - tile) / kChunk, last_chunk = RoundUp(end - tile, kChunk) / kChunk;
-    if (begin == task.kv_begin) {  // the first tile, which nobody has asked for yet: two chunks ahead
+    if (begin == task.kv_begin) {  // the first tile, not asked for yet: two chunks ahead
       TileFetcher this_tile(task, begin, last_chunk - first_chunk);
       this_tile.FetchShare();
       for (int32_t chunk = first_chunk; chunk < last_chunk; ++chunk) {

@@ -6,8 +6,8 @@
 //         n is kBlockDims at most, whose sums are added as floats
 //   P V   |v[e]| < 2^15, P <= 2^15 - 1, sum of P over a tile <= kWeightSum, and kWeightSum 2^15 < 2^31
 //
-// What rounding costs: docs/numerics.md, "Attention in integers". Include it inside a region compiled for AVX2, AVX-VNNI or AVX-512
-// with VNNI; without VNNI AVX-512 gains nothing by it.
+// The cost of rounding: docs/numerics.md, "Attention in integers". Include it inside a region compiled for AVX2, AVX-VNNI or
+// AVX-512 with VNNI; without VNNI AVX-512 gains nothing by it.
 // Layer: attention/cpu.
 #pragma once
 
@@ -79,7 +79,7 @@ class Int16Products {
     }
   }
 
-  // K as [token][dim], V as [pair of tokens][place]. What is outside the task's range becomes 0.
+  // K as [token][dim], V as [pair of tokens][place]. Places outside the task's range become 0.
   void LoadKv(int32_t tile) { d_ % kChunk == 0 ? LoadRows<false>(tile) : LoadRows<true>(tile); }
 
   // As FloatProducts::Score.
@@ -87,7 +87,7 @@ class Int16Products {
   void Score(int32_t g, int32_t first, int32_t last, float* s, float* maximum) const {
     const int64_t group_stride = int64_t{dims_} / 2 * W;
     const bool capped = task_.soft_cap != 0;
-    alignas(64) float unfinished[kGroups][W] = {};  // maxima that nobody needs
+    alignas(64) float unfinished[kGroups][W] = {};  // maxima without a use
     for (int32_t t = first; t < last; t += kSums<kGroups>) {
       for (int32_t e = 0; e < dims_; e += kBlockDims) {
         const int32_t count = std::min(kBlockDims, dims_ - e);

@@ -11,8 +11,8 @@
 namespace coppice::attention::cpu {
 
 void FoldState(const RowState& into, const ConstRowState& from, int32_t head_dim) {
+  if (*into.l == 0 && from.l == 0) return;  // both empty
   const float m = std::max(*into.m, from.m);
-  if (m == kNegInf) return;  // both empty
   const float keep = Rescale(*into.m, m), add = Rescale(from.m, m);
   FoldRow(into.acc, keep, from.acc, add, head_dim);
   *into.l = *into.l * keep + from.l * add;
@@ -31,11 +31,16 @@ Status MergeStates(Executor& executor, const StateView& into, std::span<const St
     std::array<float, kMaxHeadDim> acc, term;
     for (int64_t i = row * num_heads; i < (row + 1) * num_heads; ++i) {
       std::byte* out = static_cast<std::byte*>(into.out) + i * row_bytes;
-      LoadRow(out, head_dim, dtype, acc.data());
       float m = into.lse[i] * kLog2E, l = into.lse[i] == kNegInf ? 0.0f : 1.0f;
+      if (l == 0) {  // the empty state, whose out is not read
+        std::fill_n(acc.data(), head_dim, 0.0f);
+      } else {
+        LoadRow(out, head_dim, dtype, acc.data());
+      }
       for (const StateView& state : from) {
+        if (state.lse[i] == kNegInf) continue;
         LoadRow(static_cast<const std::byte*>(state.out) + i * row_bytes, head_dim, dtype, term.data());
-        const ConstRowState other = {.acc = term.data(), .m = state.lse[i] * kLog2E, .l = state.lse[i] == kNegInf ? 0.0f : 1.0f};
+        const ConstRowState other = {.acc = term.data(), .m = state.lse[i] * kLog2E, .l = 1};
         FoldState({.acc = acc.data(), .m = &m, .l = &l}, other, head_dim);
       }
       StoreRow(acc.data(), l > 0 ? 1 / l : 0.0f, head_dim, dtype, out);

@@ -291,7 +291,7 @@ void CpuPlanExecutor::Deliver(int32_t item_id, const Rows& rows, int32_t kv_head
   int32_t first_row = 0;
   for (const int32_t s : rows.sets) {
     const MergeSet& set = plan_.merge_sets[s];
-    // Whoever finds that all others have arrived will fold, and needs to leave nothing.
+    // A worker that finds all others arrived will fold, and leaves no state.
     if (const int32_t others = set.contribution_count - 1; ticket(s).load(std::memory_order_relaxed) < others) {
       const auto mine = std::ranges::find(Contributions(set), item_id, &Contribution::item);
       COPPICE_DCHECK(mine != Contributions(set).end());
@@ -313,7 +313,7 @@ void CpuPlanExecutor::Deliver(int32_t item_id, const Rows& rows, int32_t kv_head
         const RowState state = worker.Row(0, first_row + r);
         StoreOutput(set, r, kv_head, {.acc = state.acc, .m = *state.m, .l = *state.l}, call);
       }
-      // acq_rel: publishes these states, and makes those of earlier arrivals visible to whoever is last.
+      // acq_rel: publishes these states, and makes those of earlier arrivals visible to the last worker.
     } else if (ticket(s).fetch_add(1, std::memory_order_acq_rel) + 1 == set.contribution_count) {
       ticket(s).store(0, std::memory_order_relaxed);  // the next Run's ParallelFor orders it
       FoldContributions(set, item_id, first_row, kv_head, call, worker);
@@ -322,9 +322,9 @@ void CpuPlanExecutor::Deliver(int32_t item_id, const Rows& rows, int32_t kv_head
   }
 }
 
-// Path order, whoever comes last, so that the bits do not depend on timing. In deterministic mode the states of one superblock
-// fold first; items then never cross from one superblock into the middle of the next (the planner's rule). The states of this
-// worker's own item, which begin at first_own, are still where the kernel left them.
+// Path order, whichever worker is the last, so that the bits do not depend on timing. In deterministic mode the states of one
+// superblock fold first; items then never cross from one superblock into the middle of the next (the planner's rule). The states of
+// this worker's own item, which begin at first_own, are still where the kernel left them.
 void CpuPlanExecutor::FoldContributions(const MergeSet& set, int32_t own_item, int32_t first_own, int32_t kv_head, const Call& call,
                                         Worker& worker) const {
   const auto contributions = Contributions(set);

@@ -1,7 +1,7 @@
-// Executes a plan on the CPU: hands its items to the workers, runs the tile kernels, stores partial states, and lets whoever
-// finishes a merge set last fold them. Nothing here allocates after construction.
-// Layer: attention/cpu. POD-Attention's co-scheduling: half of the workers begin with compute-bound items, half with
-// bandwidth-bound ones, so that both resources are used at the same moment; each half then helps the other.
+// Executes a plan on the CPU: hands its items to the workers, runs the tile kernels, stores partial states, and lets the worker
+// that finishes a merge set fold them. Nothing here allocates after construction. Layer: attention/cpu. POD-Attention's
+// co-scheduling: half of the workers begin with compute-bound items, half with bandwidth-bound ones, so that both resources are
+// used at the same moment; each half then helps the other.
 #pragma once
 
 #include <atomic>
@@ -52,7 +52,7 @@ class CpuPlanExecutor final : public PlanExecutor {
   struct Call;  // what Run was given
   struct Rows;  // the merge sets and queries of one task
 
-  // Per branch, what the executor indexes memory by: copied at Upload, where it was checked, so that nobody changes it before Run.
+  // Per branch, what the executor indexes memory by: copied at Upload, where it was checked, so that it stays the same until Run.
   struct BranchArrays {
     std::vector<int32_t> node, query_begin, query_count, kv_len, page_begin;
   };

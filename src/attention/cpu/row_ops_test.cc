@@ -88,7 +88,7 @@ TEST(RowOps, LoadsWhatWasStored) {
   });
 }
 
-// What the library calls, with the best of them.
+// The functions that the library calls, which take the best of the kernels.
 TEST(RowOps, EveryDtypeThereAndBack) {
   const std::vector<float> values = Values(72);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {

@@ -38,7 +38,7 @@ struct ConstRowState {
 // deterministic mode their bits must agree (docs/numerics.md), so it is never inlined into differently optimised callers.
 void FoldState(const RowState& into, const ConstRowState& from, int32_t head_dim);
 
-// Natural logarithm of the softmax denominator; -inf for the empty state.
-inline float NaturalLse(float m, float l) { return l > 0 ? (m + std::log2(l)) * kLn2 : kNegInf; }
+// Natural logarithm of the softmax denominator; -inf for the empty state, NaN where a score or a merged lse is NaN.
+inline float NaturalLse(float m, float l) { return l == 0 ? kNegInf : (m + std::log2(l)) * kLn2; }
 
 }  // namespace coppice::attention::cpu

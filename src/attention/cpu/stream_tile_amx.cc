@@ -286,8 +286,8 @@ class AmxStream {
     }
   }
 
-  // acc was summed with rounded weights. What is stored is their mean of V times the unrounded l: the output is normalised by what
-  // was multiplied, while l, which gives the LSE and the weight of this state in a merge, carries no rounding of P.
+  // acc was summed with rounded weights. The stored acc is their mean of V times the unrounded l: the output is normalised by the
+  // rounded weights, while l, which gives the LSE and the weight of this state in a merge, carries no rounding of P.
   void StoreStates(const TileStates& states) const {
     std::copy_n(m_, task_.num_rows(), states.m);
     std::copy_n(l_, task_.num_rows(), states.l);

@@ -108,7 +108,7 @@ class DotStream {
 
   static void Run(const TileTask& task, const TileStates& states, std::byte* scratch) {
     DotStream self(task, scratch);
-    self.fetcher_.BeginAndFetch(std::min(kTokens, task.kv_end - task.kv_begin));  // nobody has asked for these yet
+    self.fetcher_.BeginAndFetch(std::min(kTokens, task.kv_end - task.kv_begin));  // not asked for yet
     for (int32_t tile = task.kv_begin / kTokens * kTokens; tile < task.kv_end; tile += kTokens) {
       self.Locate(tile);
       self.fetcher_.Begin(tile + kTokens);
@@ -300,8 +300,8 @@ class DotStream {
     }
   }
 
-  // acc_ was summed with rounded weights. What is stored is their mean of V times the unrounded l: the output is normalised by what
-  // was multiplied, while l, which gives the LSE and the weight of this state in a merge, carries no rounding of P.
+  // acc_ was summed with rounded weights. The stored acc is their mean of V times the unrounded l: the output is normalised by
+  // the rounded weights, while l, which gives the LSE and the weight of this state in a merge, carries no rounding of P.
   void StoreStates(const TileStates& states) const {
     // Dims 0-3, 8-11, 16-19, 24-27 are in the first of two accumulators, the others in the second.
     const __m512i first = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);

@@ -1,4 +1,4 @@
-// What the tiles that multiply bf16 pairs share: the query rows in the lanes, the masks. Include it
+// Shared by the tiles that multiply bf16 pairs: the query rows in the lanes, the masks. Include it
 // inside a region compiled for AVX512-BF16 and AMX; everything has internal linkage.
 // Layer: attention/cpu.
 #pragma once

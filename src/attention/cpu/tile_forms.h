@@ -26,7 +26,7 @@ constexpr bool RoundsWeights(Isa isa) { return isa >= Isa::kAvx512Bf16; }
 
 // Kinds "dense" and "stream". `forms`: sets of this machine, the best one first.
 ProbePlan PlanTileProbe(const std::vector<Isa>& forms);
-// What a probe of those forms says.
+// The result of a probe of those forms.
 TileForms ChooseTiles(const std::vector<Isa>& forms, const ProbeResult& probe);
 
 // The rates of dense and stream tiles as the probe has `chosen`, in place of those of the set that the model names

@@ -165,7 +165,7 @@ class DenseTile {
   }
 
   // Online softmax of group g, the n-th of those that are computed together, over the tile's tokens [first, last), of which
-  // `tile_max` is the maximum. What Products::Accumulate needs of P takes the scores' place.
+  // `tile_max` is the maximum. P, as Products::Accumulate needs it, takes the scores' place.
   template <bool kMasked>
   void Softmax(int32_t g, int n, float* s, V tile_max, int32_t first, int32_t last) {
     float *m = m_ + g * W, *l = l_ + g * W;
@@ -271,7 +271,7 @@ class FloatProducts {
     }
   }
 
-  // K and V of the tile in fp32, all groups use them from L1 / L2. What is outside the task's range becomes 0.
+  // K and V of the tile in fp32, all groups use them from L1 / L2. Places outside the task's range become 0.
   void LoadKv(int32_t tile) {
     const int32_t begin = std::max(tile, task_.kv_begin), end = std::min(tile + kTileTokens, task_.kv_end);
     std::fill_n(k_, int64_t{begin - tile} * d_, 0.0f);

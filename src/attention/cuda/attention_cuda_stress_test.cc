@@ -1,6 +1,6 @@
 // Many launches of kernels that pause at random where the order of arrivals is decided: every launch must give the bits of the
-// first, and the first those of the oracle. What racecheck cannot see (it looks at shared memory only) shows here: a ticket drawn
-// too early, a state read before it is there, a counter that is not put back. Needs a Hopper device.
+// first, and the first those of the oracle. Races that racecheck cannot see (it looks at shared memory only) show here: a ticket
+// drawn too early, a state read before it is there, a counter that is not put back. Needs a Hopper device.
 //   COPPICE_STRESS_LAUNCHES=n   for each kind of kernel (default 1,000,000)
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -80,7 +80,7 @@ class StressTest : public ::testing::Test {
     const auto device = testing::MakeCudaTestDevice(0, kernels);
     const MachineModel machine = ShippedMachineModel("h200", num_sms_).value();
     // The fourth forest has more stream tasks than an H200 has stream warps, so that some fold by tickets and some because all
-    // others have arrived. The last is read by teams of warps.
+    // others have arrived. The last has cooperative stream tasks.
     constexpr int32_t kBranches[] = {8, 8, 24, 600, 2};
     constexpr uint64_t kForests = std::size(kBranches);
     for (uint64_t seed = 0; seed < kForests; ++seed) {
@@ -99,7 +99,7 @@ class StressTest : public ::testing::Test {
       const HandPlan plan(test.spec(), test.forest().View(), {.share = true, .cut_multiple = 64}, seed);
       ASSERT_GT(plan.max_contributions_of_a_set(), 3);
       if (options.forest.page_size == kPages[0]) {  // other pages, other forests
-        ASSERT_EQ(testing::TasksOf(test, plan, num_sms_).team, seed == 4);
+        ASSERT_EQ(testing::TasksOf(test, plan, num_sms_).cooperative, seed == 4);
       }
       Launch(test, *device, variant, machine, plan.View(), plan.Sizes(), LaunchesOfACase(kForests));
       if (HasFatalFailure()) return;
@@ -117,12 +117,12 @@ TEST_F(StressTest, SmallPages) { LaunchRandomForests(CudaKernels::kHopper, cuda:
 
 TEST_F(StressTest, MmaSync) { LaunchRandomForests(CudaKernels::kMmaSync, cuda::kStressMmaSync, kPages); }
 
-TEST_F(StressTest, SideTiles) {
-  const auto device = testing::MakeCudaTestDevice(0, CudaKernels::kHopper, INT_MAX, /*side_tiles=*/true);
-  const auto test = testing::CaseWithSideTiles(*device);
+TEST_F(StressTest, OverlappedTiles) {
+  const auto device = testing::MakeCudaTestDevice(0, CudaKernels::kHopper, INT_MAX, /*overlapped_tiles=*/true);
+  const auto test = testing::CaseWithOverlappedTiles(*device);
   const HandPlan plan(test->spec(), test->forest().View(), {.share = true}, 1);
-  ASSERT_TRUE(testing::TasksOf(*test, plan, num_sms_, /*side_tiles=*/true).side);
-  Launch(*test, *device, cuda::kStressSide, device->backend().machine(), plan.View(), plan.Sizes(), LaunchesOfACase(1));
+  ASSERT_TRUE(testing::TasksOf(*test, plan, num_sms_, /*overlapped_tiles=*/true).overlapped);
+  Launch(*test, *device, cuda::kStressOverlapped, device->backend().machine(), plan.View(), plan.Sizes(), LaunchesOfACase(1));
 }
 
 // Tiles of both kinds, and superblocks that are kept in device memory.

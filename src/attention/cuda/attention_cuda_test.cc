@@ -60,14 +60,14 @@ struct TestedKernels {
   const char* name;
   CudaKernels kernels;
   int most_sms = INT_MAX;
-  bool side_tiles = false;
+  bool overlapped_tiles = false;
   bool small_pages = false;  // of one to four tokens, by kernels of their own
 };
 
 class AttentionCudaTest : public ::testing::TestWithParam<TestedKernels> {
  protected:
   void SetUp() override {
-    device_ = testing::MakeCudaTestDevice(0, GetParam().kernels, GetParam().most_sms, GetParam().side_tiles);
+    device_ = testing::MakeCudaTestDevice(0, GetParam().kernels, GetParam().most_sms, GetParam().overlapped_tiles);
     if (device_ == nullptr) GTEST_SKIP() << "no device for these kernels";
   }
   CaseOptions RandomCase(uint64_t seed) const { return RandomCudaCase(seed, GetParam().kernels, GetParam().small_pages); }
@@ -101,8 +101,8 @@ class AttentionCudaTest : public ::testing::TestWithParam<TestedKernels> {
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionCudaTest,
                          ::testing::Values(TestedKernels{"Hopper", CudaKernels::kHopper},
                                            TestedKernels{"HopperOnFiveSms", CudaKernels::kHopper, 5},
-                                           TestedKernels{"HopperSideTiles", CudaKernels::kHopper, INT_MAX, true},
-                                           TestedKernels{"HopperSideTilesOnFiveSms", CudaKernels::kHopper, 5, true},
+                                           TestedKernels{"HopperOverlappedTiles", CudaKernels::kHopper, INT_MAX, true},
+                                           TestedKernels{"HopperOverlappedTilesOnFiveSms", CudaKernels::kHopper, 5, true},
                                            TestedKernels{"HopperSmallPages", CudaKernels::kHopper, INT_MAX, false, true},
                                            TestedKernels{"HopperSmallPagesOnFiveSms", CudaKernels::kHopper, 5, false, true},
                                            TestedKernels{"MmaSync", CudaKernels::kMmaSync}),
@@ -120,7 +120,7 @@ TEST_P(AttentionCudaTest, LseIsNaturalLogarithm) { testing::LseIsNaturalLogarith
 
 TEST_P(AttentionCudaTest, RowThatSeesNothing) { testing::RowThatSeesNothing(*device_); }
 
-// Whoever arrives last folds in the same order: the bits do not depend on timing. (attention_cuda_stress_test adds delays.)
+// Any CTA that arrives last folds in the same order: the bits do not depend on timing. (attention_cuda_stress_test adds delays.)
 TEST_P(AttentionCudaTest, RepeatedLaunchesGiveTheSameBits) {
   const uint64_t launches = testing::FromEnvironment("COPPICE_ATTENTION_LAUNCHES", 2000);
   CaseOptions options = RandomCase(3);
@@ -157,10 +157,10 @@ TEST_P(AttentionCudaTest, ManyShortTasks) {
 }
 
 // Fewer stream tasks than SMs, which the stream warps of a CTA read together: sets of a row to sixteen, a piece or several.
-TEST_P(AttentionCudaTest, TeamsOfWarps) {
-  if (GetParam().kernels == CudaKernels::kMmaSync) GTEST_SKIP() << "its kernel has no teams";
+TEST_P(AttentionCudaTest, CooperativeTasks) {
+  if (GetParam().kernels == CudaKernels::kMmaSync) GTEST_SKIP() << "its kernel has no cooperative tasks";
   constexpr std::pair<int32_t, int32_t> kHeads[] = {{8, 1}, {9, 1}, {16, 1}, {8, 2}, {3, 3}, {1, 1}};
-  int teams = 0, cut = 0;
+  int cooperative_tasks = 0, cut = 0;
   for (uint64_t seed = 0; seed < 90; ++seed) {
     CaseOptions options = RandomCase(seed);
     std::tie(options.spec.num_qo_heads, options.spec.num_kv_heads) = kHeads[seed / 6 % std::size(kHeads)];
@@ -172,19 +172,19 @@ TEST_P(AttentionCudaTest, TeamsOfWarps) {
     AttentionCase test(*device_, options);
     const HandPlan plan(test.spec(), test.forest().View(), {.share = true}, seed);
     const testing::DeviceTasks tasks = testing::TasksOf(test, plan, NumSms());
-    if (!tasks.team) continue;
-    ++teams, cut += tasks.stream > static_cast<int64_t>(plan.View().items.size()) * test.spec().num_kv_heads;
+    if (!tasks.cooperative) continue;
+    ++cooperative_tasks, cut += tasks.stream > static_cast<int64_t>(plan.View().items.size()) * test.spec().num_kv_heads;
     LaunchesGiveTheSameBits(test, plan, 20, 1);
     if (HasFatalFailure()) return;
   }
-  EXPECT_GT(teams, 20);
+  EXPECT_GT(cooperative_tasks, 20);
   EXPECT_GT(cut, 5);
 }
 
 // Three sets of nine rows over one short range are three row blocks, where two would hold their rows: more tasks than SMs, after
 // all.
-TEST_P(AttentionCudaTest, TeamsTakeASecondTask) {
-  if (GetParam().kernels == CudaKernels::kMmaSync) GTEST_SKIP() << "its kernel has no teams";
+TEST_P(AttentionCudaTest, CooperativeTasksTakeASecondOne) {
+  if (GetParam().kernels == CudaKernels::kMmaSync) GTEST_SKIP() << "its kernel has no cooperative tasks";
   const int groups = NumSms() / 5;
   CaseOptions options = RandomCase(1);
   options.spec = {.num_qo_heads = 9, .num_kv_heads = 1, .head_dim = 128};
@@ -198,18 +198,18 @@ TEST_P(AttentionCudaTest, TeamsTakeASecondTask) {
   test.Refresh();
   const HandPlan plan(test.spec(), test.forest().View(), {.share = true}, 1);
   const testing::DeviceTasks tasks = testing::TasksOf(test, plan, NumSms());
-  ASSERT_TRUE(tasks.team);
+  ASSERT_TRUE(tasks.cooperative);
   ASSERT_GT(tasks.stream, NumSms());
   LaunchesGiveTheSameBits(test, plan, 20, 1);
 }
 
-// By whom a request is read depends on the moment, its bits do not.
-TEST_P(AttentionCudaTest, SideTilesGiveTheBitsOfStreamTiles) {
-  if (!GetParam().side_tiles) GTEST_SKIP() << "plans have no side tiles";
-  const auto test = testing::CaseWithSideTiles(*device_);
+// Which warps read a request depends on the moment; its bits do not.
+TEST_P(AttentionCudaTest, OverlappedTilesGiveTheBitsOfStreamTiles) {
+  if (!GetParam().overlapped_tiles) GTEST_SKIP() << "plans have no overlapped tiles";
+  const auto test = testing::CaseWithOverlappedTiles(*device_);
   const HandPlan plan(test->spec(), test->forest().View(), {.share = true}, 1);
-  const testing::DeviceTasks tasks = testing::TasksOf(*test, plan, NumSms(), /*side_tiles=*/true);
-  ASSERT_TRUE(tasks.side);
+  const testing::DeviceTasks tasks = testing::TasksOf(*test, plan, NumSms(), /*overlapped_tiles=*/true);
+  ASSERT_TRUE(tasks.overlapped);
   ASSERT_GT(tasks.dense, 0);
   ASSERT_GT(tasks.stream, NumSms());
   LaunchesGiveTheSameBits(*test, plan, testing::FromEnvironment("COPPICE_ATTENTION_LAUNCHES", 2000), 100);
@@ -224,8 +224,8 @@ TEST_P(AttentionCudaTest, DeterministicBits) {
       [](int) { return testing::MakeCudaTestDevice(0, GetParam().kernels, GetParam().most_sms); }, dtypes_and_head_dims);
 }
 
-// A row's bits are the same in a dense tile and in a stream tile, at any height, whoever else is there and wherever ranges are cut:
-// a request alone is a stream tile, or a dense one if it has many queries.
+// A row's bits are the same in a dense tile and in a stream tile, at any height, whatever requests there are besides and wherever
+// ranges are cut: a request alone is a stream tile, or a dense one if it has many queries.
 TEST_P(AttentionCudaTest, DeterministicBitsInRandomForests) {
   if (GetParam().small_pages) GTEST_SKIP() << "such pages are not read in this mode";
   static constexpr std::pair<int32_t, int32_t> kHeads[] = {{4, 1}, {20, 1}, {8, 2}, {9, 1}, {4, 4}, {64, 1}};

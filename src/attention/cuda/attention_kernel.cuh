@@ -5,7 +5,7 @@
 
 #include "attention/cuda/deterministic_dense_tile.cuh"
 #include "attention/cuda/deterministic_stream_tile.cuh"
-#include "attention/cuda/side_stream.cuh"
+#include "attention/cuda/overlapped_stream.cuh"
 
 namespace coppice::attention::cuda {
 
@@ -36,7 +36,7 @@ __device__ __forceinline__ void PrefetchPlan(const KernelParams& p, const PlanHe
 }
 
 // Beside the header, not after it: what the first look-ups read, where the plan is small or gives this CTA no dense task. An
-// address past what the plan holds brings a line that nobody reads.
+// address past what the plan holds brings a line without a reader.
 __device__ __forceinline__ void PrefetchFirst(const KernelParams& p) {
   const int lane = threadIdx.x % 32, cta = blockIdx.x;
   const void* line = nullptr;
@@ -73,25 +73,25 @@ __device__ __forceinline__ void InitStream(StreamState<C>& stream) {
     ptx::BarrierInit(&stream.known[i], kStreamRows);
   }
   for (int i = 0; i < 2 * C::kStreamSteps; ++i) ptx::BarrierInit(&stream.ready[i / 2][i % 2], C::kCopyArrivals);
-  ptx::BarrierInit(&stream.held_ready, 1);
+  ptx::BarrierInit(&stream.shared_ready, 1);
   ptx::FenceBarrierInit();
 }
 
 template <class C>
-__device__ __forceinline__ void InitSide(SharedStorage<C>& s) {
-  for (int i = 0; i < C::kSideSlots; ++i) {
-    ptx::BarrierInit(&s.side.known[i], 32);
-    ptx::BarrierInit(&s.side.done[i], kWarpgroup / 32 + 2);
+__device__ __forceinline__ void InitOverlapped(SharedStorage<C>& s) {
+  for (int i = 0; i < C::kOverlappedSlots; ++i) {
+    ptx::BarrierInit(&s.overlapped.known[i], 32);
+    ptx::BarrierInit(&s.overlapped.done[i], kWarpgroup / 32 + 2);
   }
-  for (int i = 0; i < C::kSideUnits; ++i) {
-    ptx::BarrierInit(&s.side.ready[i], C::kCopyArrivals);
-    ptx::BarrierInit(&s.side.free[i], kWarpgroup / 32);
+  for (int i = 0; i < C::kOverlappedUnits; ++i) {
+    ptx::BarrierInit(&s.overlapped.ready[i], C::kCopyArrivals);
+    ptx::BarrierInit(&s.overlapped.free[i], kWarpgroup / 32);
   }
-  ptx::BarrierInit(&s.side.q_ready, 32);
-  ptx::BarrierInit(&s.side.stored, kWarpgroup);
-  ptx::BarrierInit(&s.side.noted, 1);
-  s.side.dense_drawn_out = 0;
-  s.side.dense_tokens = s.side.dense_tokens_copied = s.side.tokens_copied = 0;
+  ptx::BarrierInit(&s.overlapped.q_ready, 32);
+  ptx::BarrierInit(&s.overlapped.stored, kWarpgroup);
+  ptx::BarrierInit(&s.overlapped.noted, 1);
+  s.overlapped.dense_drawn_out = 0;
+  s.overlapped.dense_tokens = s.overlapped.dense_tokens_copied = s.overlapped.tokens_copied = 0;
 }
 
 template <class C>
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const KvMaps maps{&k_map, &v_map};
   if (warp == 1) PrefetchFirst(p);
   if (threadIdx.x == 0) {
-    if constexpr (!C::kSide) {
+    if constexpr (!C::kOverlapsDecode) {
       for (uint64_t& ready : s.q_ready) ptx::BarrierInit(&ready, C::kGatherers * 32);
     }
     for (int i = 0; i < C::kTaskSlots; ++i) {
@@ -119,12 +119,12 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       ptx::BarrierInit(&s.v_free[i], kDenseWarpgroups * 4);
     }
     s.drawers_done = 0;
-    if constexpr (C::kSide) InitSide<C>(s);
+    if constexpr (C::kOverlapsDecode) InitOverlapped<C>(s);
     ptx::FenceBarrierInit();
     ptx::PrefetchTensorMap(&k_map);
     ptx::PrefetchTensorMap(&v_map);
   }
-  if constexpr (!C::kSide) {
+  if constexpr (!C::kOverlapsDecode) {
     if (warp >= 4 && threadIdx.x % 32 == 0) InitStream(s.stream[warp - 4]);  // each stream warp's own
   }
   // Not sooner: ptxas puts the fields into uniform registers at once, which waits for them, and with them what comes after.
@@ -136,9 +136,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 
   if (warpgroup == 0) {
     const int cta = SpreadCta(p, blockIdx.x), busy = min(header.num_dense_tasks, header.dense_ctas), idle = gridDim.x - busy;
-    const bool has_side = header.side != 0 && cta < busy;
+    const bool has_overlap = header.overlapped != 0 && cta < busy;
     ptx::DecreaseRegisters<C::kProducerRegisters>();
-    const bool loads_dense = C::kSide || cta < busy;  // beside side tiles no register is left to tell
+    const bool loads_dense = C::kOverlapsDecode || cta < busy;  // with overlapped tiles no register is left to know
     if (!loads_dense) {
       if (warp == 1) EndDenseTasks(s, 0);
     } else if (warp == 0 || (C::kGathers && warp == 3)) {
@@ -148,26 +148,27 @@ __global__ void __launch_bounds__(C::kThreads, 1)
         LoadDenseKv<C>(p, maps, s);
       }
     } else if (warp == 1) {
-      if constexpr (C::kSide) {
-        LoadTasksBesideSide<C>({p, s, cta, header.num_dense_tasks, header.dense_ctas, tree_mask},
-                               {p, s, C::kStreamWarps * idle, header.num_stream_tasks, tree_mask}, has_side);
+      if constexpr (C::kOverlapsDecode) {
+        LoadTasksWithOverlap<C>({p, s, cta, header.num_dense_tasks, header.dense_ctas, tree_mask},
+                                {p, s, C::kStreamWarps * idle, header.num_stream_tasks, tree_mask}, has_overlap);
       } else {
         LoadDenseTasks<C>(p, s, cta, header.num_dense_tasks, header.dense_ctas, tree_mask);
       }
-    } else if constexpr (C::kSide) {
+    } else if constexpr (C::kOverlapsDecode) {
       if (warp == 2) {
-        if (has_side) CompleteSideTiles<C>(p, s);
-      } else if (has_side) {
-        LoadSide<C>(p, maps, s);
+        if (has_overlap) CompleteOverlappedTiles<C>(p, s);
+      } else if (has_overlap) {
+        LoadOverlapped<C>(p, maps, s);
       }
     } else {
       GatherQ<C>(p, s, warp - 2);
     }
     // The last copy for a dense tile is under way, so the workers will soon begin a stream task that is drawn now.
     if (loads_dense) {
-      ptx::NamedBarrierSync(kDenseLoadedBarrier, C::kSide ? 2 * kWarpgroup : kWarpgroup);  // and the last side tile is over
+      ptx::NamedBarrierSync(kDenseLoadedBarrier,
+                            C::kOverlapsDecode ? 2 * kWarpgroup : kWarpgroup);  // and the last overlapped tile is over
     }
-    if constexpr (C::kSide) {
+    if constexpr (C::kOverlapsDecode) {
       if (threadIdx.x % 32 < 2) InitStream(s.stream[warp * 2 + threadIdx.x % 32]);
       __syncwarp();
       ptx::NamedBarrierArrive(kDenseOverBarrier, (1 + kDenseWarpgroups) * kWarpgroup);
@@ -178,15 +179,15 @@ __global__ void __launch_bounds__(C::kThreads, 1)
               dense = C::kGathers ? min(ptx::Here(header.num_dense_tasks), header.dense_ctas) : busy;
     const int streaming = C::kGathers ? gridDim.x - dense : idle;
     const int worker = warp * 2 + threadIdx.x / kStreamRows % 2;
-    const bool team = header.team != 0;
-    const int first_task = team ? own : own < dense ? -1 : worker * streaming + own - dense;
-    LoadStreamTasks<C>(p, s, warp, first_task, C::kStreamWarps * streaming, header.num_stream_tasks, tree_mask, team);
+    const bool cooperative = header.cooperative != 0;
+    const int first_task = cooperative ? own : own < dense ? -1 : worker * streaming + own - dense;
+    LoadStreamTasks<C>(p, s, warp, first_task, C::kStreamWarps * streaming, header.num_stream_tasks, tree_mask, cooperative);
     FinishDrawing(p, s);
-  } else if (C::kSide && warpgroup == 3) {
-    if constexpr (C::kSide) {
-      ptx::DecreaseRegisters<C::kSideRegisters>();
-      if (header.side != 0 && SpreadCta(p, blockIdx.x) < min(header.num_dense_tasks, header.dense_ctas))
-        SideTile<C>{p, s, tree_mask}.Run();
+  } else if (C::kOverlapsDecode && warpgroup == 3) {
+    if constexpr (C::kOverlapsDecode) {
+      ptx::DecreaseRegisters<C::kOverlappedRegisters>();
+      if (header.overlapped != 0 && SpreadCta(p, blockIdx.x) < min(header.num_dense_tasks, header.dense_ctas))
+        OverlappedTile<C>{p, s, tree_mask}.Run();
       ptx::FenceProxyAsync();  // ordinary accesses to memory that the copy engine fills from here on
       ptx::NamedBarrierArrive(kDenseLoadedBarrier, 2 * kWarpgroup);
     }
@@ -199,14 +200,14 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       DenseTile<C>::Run(p, s, ptx::Uniform(warpgroup - 1), tree_mask);
     }
     ptx::FenceProxyAsync();  // ordinary writes to the dense tiles' memory before the copy engine's, which follow
-    ptx::NamedBarrierSync(kDenseOverBarrier, (C::kSide + kDenseWarpgroups) * kWarpgroup);
+    ptx::NamedBarrierSync(kDenseOverBarrier, (C::kOverlapsDecode + kDenseWarpgroups) * kWarpgroup);
     const int worker = warp - 4;
     // KV of dense tiles takes the room in the L2 that earlier work left taken; without them, the first steps do.
     const int steps_to_claim = header.num_dense_tasks == 0 ? kStepsToClaimL2 : 0;
     if constexpr (C::kDeterministic) {
       DeterministicStreamWorker<C>(p, maps, s, worker, tree_mask, steps_to_claim).Run();
     } else {
-      StreamWorker<C>(p, maps, s, worker, tree_mask, header.team ? C::kStreamWarps : 1, steps_to_claim).Run();
+      StreamWorker<C>(p, maps, s, worker, tree_mask, header.cooperative ? C::kStreamWarps : 1, steps_to_claim).Run();
     }
   }
 }

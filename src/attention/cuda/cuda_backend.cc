@@ -32,7 +32,7 @@ Result<MachineModel> MachineModelOf(int device, const cudaDeviceProp& properties
                        rates);
 }
 
-// What cp.async of 16 bytes needs.
+// The alignment that cp.async of 16 bytes needs.
 Status CheckAlignment(const KvLayerView& view) {
   const bool aligned = reinterpret_cast<uintptr_t>(view.k) % 16 == 0 && reinterpret_cast<uintptr_t>(view.v) % 16 == 0;
   if (aligned && view.page_stride % 8 == 0 && view.head_stride % 8 == 0 && view.slot_stride % 8 == 0) return OkStatus();

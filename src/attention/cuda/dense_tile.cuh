@@ -38,7 +38,7 @@ struct RingCursor {
   }
 };
 
-// What a dense warpgroup knows of itself and of shared memory, whose barriers and tiles it finds by 32-bit addresses.
+// A dense warpgroup's place and its view of shared memory, whose barriers and tiles it finds by 32-bit addresses.
 template <class C>
 struct DenseFrame {
   const int wg, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -179,7 +179,7 @@ struct DenseTile {
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);
   }
 
-  // Beside side tiles there is one buffer for Q, and each warpgroup brings its own rows of the next task there when its last
+  // With overlapped tiles there is one buffer for Q, and each warpgroup brings its own rows of the next task there when its last
   // product of scores has left it, under the end of the task. 16 bytes a thread; rows and columns that do not exist become zeros.
   static __device__ __forceinline__ void GatherOwnQ(const KernelParams& p, const DenseSlot& slot, uint32_t q, int wg) {
     constexpr int kPieces = C::kHeadDim / 8, kRowsAtOnce = kWarpgroup / kPieces;
@@ -258,7 +258,7 @@ struct DenseTile {
     __syncwarp();
   }
 
-  // For the sets of the task before: the first row of each set within this half draws. What DrawTicket gave, or -1.
+  // For the sets of the task before: the first row of each set within this half draws. The result of DrawTicket, or -1.
   static __device__ int32_t DrawTickets(const KernelParams& p, const DenseArrivals& arrivals, int wg) {
     StressDelay<C>();
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // all its states are stored, all rows noted
@@ -282,7 +282,7 @@ struct DenseTile {
     ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // `completes` is written
     const uint8_t* completes = s.completes + wg * 64;
     if (!__any_sync(kAllLanes, completes[lane] | completes[lane + 32])) return;
-    // A set may lie across the two halves; whoever completes it folds the other half's rows too: those before row 0 of this half,
+    // A set may lie across the two halves; the half that completes it folds the other's rows too: those before row 0 of this half,
     // or after row 63.
     const auto completed = [&](int row) { return rows[row].q_row >= 0 && completes[max(0, row - rows[row].row_in_set)]; };
     const int begin = wg == 1 && completed(0) ? -rows[0].row_in_set : 0;
@@ -326,7 +326,7 @@ struct DenseTile {
       ptx::BarrierWait(&s.task_known[n % C::kTaskSlots], n / C::kTaskSlots & 1);
       GatherOwnQ(p, s.dense[n % C::kTaskSlots], frame.memory + offsetof(S, q) + wg * C::kQHalfBytes, wg);
     };
-    if constexpr (C::kSide) gather_q(0);
+    if constexpr (C::kOverlapsDecode) gather_q(0);
     // A tile is there, and in wgmma's proxy even where ordinary copies brought it (gather.cuh).
     const auto await_tile = [&](bool is_there, uint32_t barrier, uint32_t parity) {
       if (!is_there) ptx::BarrierWait(barrier, parity);
@@ -340,7 +340,7 @@ struct DenseTile {
       const DenseSlot& slot = s.dense[slot_index];
       const int num_tiles = slot.task.num_tiles;
       const bool over = num_tiles < 0;
-      if constexpr (C::kSide) {
+      if constexpr (C::kOverlapsDecode) {
         ptx::CopyAsyncWaitAll();
         ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
         ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);
@@ -381,7 +381,7 @@ struct DenseTile {
           ptx::PinRegisters(out);
           frame.Release(k_free);
           if (i > 0) frame.Release(v_free);
-          if constexpr (C::kSide) {
+          if constexpr (C::kOverlapsDecode) {
             if (i + 1 == num_tiles) {
               ptx::NamedBarrierSync(kWarpgroupBarrier + wg, kWarpgroup);  // Q is read
               gather_q(n + 1);
@@ -404,7 +404,7 @@ struct DenseTile {
         frame.Release(frame.Barrier(offsetof(S, v_free), v.stage));
         v.Advance();
       }
-      if constexpr (C::kSide) {
+      if constexpr (C::kOverlapsDecode) {
         if (num_tiles == 0) gather_q(n + 1);
       }
       const int32_t ticket = n > 0 ? DrawTickets(p, s.arrivals[wg], wg) : -1;

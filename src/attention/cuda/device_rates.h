@@ -1,4 +1,4 @@
-// What the driver says of a device's memory bus and clocks, and its generation's tensor cores do. Layer: attention/cuda.
+// A device's memory bus and clocks by its driver, and the rate of its generation's tensor cores. Layer: attention/cuda.
 #pragma once
 
 #include "coppice/core/status.h"

@@ -71,7 +71,7 @@ class LaneCopies {
   // cost registers. All lanes call.
   template <class... Priority>
   __device__ __forceinline__ void Copy(uint32_t offset, Priority... priority) {
-    // Each lane takes one of the tokens that it copies: whom it asks for the others then are constants.
+    // Each lane takes one of the tokens that it copies: the lanes that it asks for the others are constants then.
     offset = __shfl_sync(kAllLanes, offset, Piece() * kAtOnce + Place());
 #pragma unroll
     for (int first = 0; first < kPieces; first += kBatch) {
@@ -102,7 +102,7 @@ class LaneCopies {
   uint32_t to_[kSwizzles];
 };
 
-// Starts the copies of a block's K or V under one kv head to `to`. What the copy engine brings completes bytes on `ready`; for the
+// Starts the copies of a block's K or V under one kv head to `to`. Data of the copy engine completes bytes on `ready`; for the
 // rest, CopyAsyncArrive follows. All lanes call. REQUIRES: a token is present.
 template <class C>
 __device__ __forceinline__ void CopyTokens(const GatherParams& p, const CUtensorMap* map, const uint8_t* kv, int head,
@@ -160,8 +160,8 @@ struct TilePages {
     cuda::CopyBoxes<C>(p, map, head, boxes, page, ready, to, ptx::kEvictNormal);
   }
 
-  // The same by lanes; CopyAsyncArrive follows. What the last block has behind the end is of its last page. The pages are used up.
-  // All lanes call.
+  // The same by lanes; CopyAsyncArrive follows. Tokens of the last block behind the end are of its last page. The pages are used
+  // up. All lanes call.
   __device__ __forceinline__ void CopyTokens(const GatherParams& p, const uint8_t* kv, int head, int start, int present,
                                              uint8_t* to) {
     const uint32_t slot = (start + ptx::Here(threadIdx.x % 32)) & (p.page_size - 1);  // in every block: they are of whole pages

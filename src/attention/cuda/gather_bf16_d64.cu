@@ -4,6 +4,6 @@
 namespace coppice::attention::cuda {
 
 const KernelVariant kGatherBF16D64 =
-    Variant<Config<__nv_bfloat16, 64, /*kDeterministic=*/false, /*kSide=*/false, /*kGathers=*/true>>(DType::kBF16);
+    Variant<Config<__nv_bfloat16, 64, /*kDeterministic=*/false, /*kOverlapsDecode=*/false, /*kGathers=*/true>>(DType::kBF16);
 
 }  // namespace coppice::attention::cuda

@@ -4,6 +4,6 @@
 namespace coppice::attention::cuda {
 
 const KernelVariant kGatherF16D128 =
-    Variant<Config<__half, 128, /*kDeterministic=*/false, /*kSide=*/false, /*kGathers=*/true>>(DType::kF16);
+    Variant<Config<__half, 128, /*kDeterministic=*/false, /*kOverlapsDecode=*/false, /*kGathers=*/true>>(DType::kF16);
 
 }  // namespace coppice::attention::cuda

@@ -4,6 +4,6 @@
 namespace coppice::attention::cuda {
 
 const KernelVariant kGatherF16D64 =
-    Variant<Config<__half, 64, /*kDeterministic=*/false, /*kSide=*/false, /*kGathers=*/true>>(DType::kF16);
+    Variant<Config<__half, 64, /*kDeterministic=*/false, /*kOverlapsDecode=*/false, /*kGathers=*/true>>(DType::kF16);
 
 }  // namespace coppice::attention::cuda

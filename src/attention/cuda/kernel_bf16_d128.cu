@@ -3,6 +3,6 @@
 
 namespace coppice::attention::cuda {
 
-const KernelVariant kBF16D128 = Variant<Config<__nv_bfloat16, 128>>(DType::kBF16, &kSideBF16D128);
+const KernelVariant kBF16D128 = Variant<Config<__nv_bfloat16, 128>>(DType::kBF16, &kOverlappedBF16D128);
 
 }  // namespace coppice::attention::cuda

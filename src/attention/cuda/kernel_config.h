@@ -22,41 +22,41 @@ constexpr double HopperDenseRate(int head_dim) { return head_dim == 64 ? 0.7 : 1
 // time (bench/results/attention_small_steps/2026-11-27_h100.txt).
 constexpr float HopperStreamRate(int head_dim) { return head_dim == 64 ? 0.75f : 1.0f; }
 
-// What a dense task of deterministic mode takes alone on its SM, in the fast mode's: 44 us where 30 are predicted by these, 36 by
+// The time of a dense task of deterministic mode alone on its SM, in the fast mode's: 44 us where 30 are predicted by these, 36 by
 // 22 (bench/results/attention_deterministic/2026-11-27_h100_sweep.jsonl). Its stream tiles read a unit's K before its V: twice the
 // time a token.
 inline constexpr float kDeterministicDenseLatency = 2.0f;
 
-// kDeterministic_: a row's bits depend on its request alone (deterministic_dense_tile.cuh). kSide_: a fourth warpgroup streams
-// tasks of few rows beside the dense tiles of its CTA (side_stream.cuh). kGathers_: pages have fewer than eight tokens
-// (gather.cuh).
-template <class Element_, int kHeadDim_, bool kDeterministic_ = false, bool kSide_ = false, bool kGathers_ = false>
+// kDeterministic_: a row's bits depend on its request alone (deterministic_dense_tile.cuh). kOverlapsDecode_: a fourth warpgroup
+// streams tasks of few rows while its CTA computes dense tiles (overlapped_stream.cuh). kGathers_: pages have fewer than eight
+// tokens (gather.cuh).
+template <class Element_, int kHeadDim_, bool kDeterministic_ = false, bool kOverlapsDecode_ = false, bool kGathers_ = false>
 struct Config {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kDeterministic = kDeterministic_;
   static constexpr bool kDelays = false;  // see StressConfig
-  static constexpr bool kSide = kSide_;
+  static constexpr bool kOverlapsDecode = kOverlapsDecode_;
   static constexpr bool kGathers = kGathers_;
-  static_assert(!kSide || !kGathers, "there is no warp for both");
+  static_assert(!kOverlapsDecode || !kGathers, "there is no warp for both");
   // Tokens of a dense step: as many as the registers hold (64 of scores, 64 of output, 32 of weights; 96, 32 and 48), since
   // barriers, the turn, a softmax's first exponential and its check cost the same whatever the tokens: a fifth of 128 of
   // head_dim 64.
   static constexpr int kKvTile = kDeterministic ? kHopperDeterministicUnit : HopperKvTile(kHeadDim);
   static constexpr int kMostBoxes = kKvTile / 8;  // bulk tensor copies of a tile: pages of 8 tokens are the smallest
 
-  static constexpr int kThreads = (1 + kDenseWarpgroups + kSide) * kWarpgroup;
+  static constexpr int kThreads = (1 + kDenseWarpgroups + kOverlapsDecode) * kWarpgroup;
   // Registers of a thread by role; 65536 in all: 384 threads start with 168, and setmaxnreg deals them anew.
-  static constexpr int kProducerRegisters = kSide ? 64 : 72;
-  static constexpr int kDenseRegisters = kSide ? 200 : 216;
-  static constexpr int kSideRegisters = 48;
-  static_assert(kProducerRegisters + kDenseWarpgroups * kDenseRegisters + kSide * kSideRegisters <=
+  static constexpr int kProducerRegisters = kOverlapsDecode ? 64 : 72;
+  static constexpr int kDenseRegisters = kOverlapsDecode ? 200 : 216;
+  static constexpr int kOverlappedRegisters = 48;
+  static_assert(kProducerRegisters + kDenseWarpgroups * kDenseRegisters + kOverlapsDecode * kOverlappedRegisters <=
                 65536 / kThreads / 8 * 8 * kThreads / kWarpgroup);
 
   static constexpr int kStages = kHeadDim == 64 ? 3 : 2;       // K and V tiles in flight
   static constexpr int kTaskSlots = 2;                         // dense tasks: the one that is computed and the next
-  static constexpr int kQBuffers = kSide ? 1 : 2;              // beside side tiles there is no room for the next task's Q
-  static constexpr int kGatherers = kGathers ? 1 : 2;          // warps that gather Q; beside side tiles the dense warps do
+  static constexpr int kQBuffers = kOverlapsDecode ? 1 : 2;    // with overlapped tiles there is no room for the next task's Q
+  static constexpr int kGatherers = kGathers ? 1 : 2;          // warps that gather Q; with overlapped tiles the dense warps do
   static constexpr int kKvLoaders = kGathers ? 2 : 1;          // warps that bring KV of dense tiles: K and V, or both
   static constexpr int kCopyArrivals = kGathers ? 32 : 1;      // that say that a tile of KV is there: of lanes, or bytes alone
   static constexpr int kHeadChunks = kHeadDim / 64;            // 128-byte columns: the span of the copy engine's swizzle
@@ -73,11 +73,11 @@ struct Config {
   static constexpr int kStreamWarps = kDenseWarpgroups * 4;              // the dense warps, which stream in the dense tiles' memory
   static constexpr int kStreamSteps = 128 * 1024 / (kStreamWarps * 2 * kStreamUnitBytes);  // in flight
 
-  static constexpr int kSideTokens = kSideStepTokens;
-  static constexpr int kSideSlots = 3;                               // tasks: the one that is computed and those that are looked up
-  static constexpr int kSideUnitBytes = kSideTokens * kHeadDim * 2;  // K or V of a step
+  static constexpr int kOverlappedTokens = kOverlappedStepTokens;
+  static constexpr int kOverlappedSlots = 3;  // tasks: the one that is computed and those that are looked up
+  static constexpr int kOverlappedUnitBytes = kOverlappedTokens * kHeadDim * 2;  // K or V of a step
   // In flight or in use: the K of the next step beside K and V of one, as much as shared memory holds.
-  static constexpr int kSideUnits = 3;
+  static constexpr int kOverlappedUnits = 3;
   // A task's first step begins at a multiple of this: in deterministic mode steps lie at absolute positions.
   static constexpr int kDenseAlignment = kDeterministic ? kKvTile : kBoxTokens;
   static constexpr int kStreamAlignment = kDeterministic ? kStreamTokens : kBoxTokens;

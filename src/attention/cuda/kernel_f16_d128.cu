@@ -3,6 +3,6 @@
 
 namespace coppice::attention::cuda {
 
-const KernelVariant kF16D128 = Variant<Config<__half, 128>>(DType::kF16, &kSideF16D128);
+const KernelVariant kF16D128 = Variant<Config<__half, 128>>(DType::kF16, &kOverlappedF16D128);
 
 }  // namespace coppice::attention::cuda

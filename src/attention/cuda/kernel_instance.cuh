@@ -1,4 +1,4 @@
-// What an instantiation file needs: the kernel and its row of the table. Layer: attention/cuda.
+// Includes of an instantiation file: the kernel and its row of the table. Layer: attention/cuda.
 #pragma once
 
 #include "attention/cuda/attention_kernel.cuh"
@@ -6,13 +6,13 @@
 
 namespace coppice::attention::cuda {
 
-extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128, kSideBF16D128, kSideF16D128;
+extern const KernelVariant kBF16D64, kBF16D128, kF16D64, kF16D128, kOverlappedBF16D128, kOverlappedF16D128;
 extern const KernelVariant kGatherBF16D64, kGatherBF16D128, kGatherF16D64, kGatherF16D128;
 extern const KernelVariant kDeterministicBF16D64, kDeterministicBF16D128, kDeterministicF16D64, kDeterministicF16D128;
 
-// side: the kernel of the same table row with side tiles, or null.
+// overlapped: the kernel of the same table row with overlapped tiles, or null.
 template <class C>
-KernelVariant Variant(DType dtype, const KernelVariant* side = nullptr) {
+KernelVariant Variant(DType dtype, const KernelVariant* overlapped = nullptr) {
   static_assert(sizeof(SharedStorage<C>) <= 227 * 1024, "shared memory of an SM that a CTA may use");
   return {.path = KernelPath::kHopper,
           .dtype = dtype,
@@ -23,7 +23,7 @@ KernelVariant Variant(DType dtype, const KernelVariant* side = nullptr) {
           .ctas_per_sm = 1,
           .fold_bytes_per_cta = C::kDeterministic ? C::kFoldFloats * C::kFoldThreads * static_cast<int>(sizeof(float)) : 0,
           .function = reinterpret_cast<const void*>(&AttentionKernel<C>),
-          .side = side,
+          .overlapped = overlapped,
           .gathers = C::kGathers};
 }
 

@@ -23,7 +23,7 @@ struct KernelParams {
 
   float* state_acc;  // [states][kernel's head_dim], not normalised
   float2* state_ml;  // [states]: max (base 2, scaled), sum
-  int32_t* tickets;  // [merge set][kv head], or of teams [row of q][query of the group][kv head]; zero between launches
+  int32_t* tickets;  // [merge set][kv head], or of cooperative tasks [row of q][query of the group][kv head]; zero between launches
   QueueCounters* counters;
 
   const void* q;

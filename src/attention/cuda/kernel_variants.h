@@ -16,8 +16,8 @@ struct KernelVariant {
   int ctas_per_sm;         // at most
   int fold_bytes_per_cta;  // deterministic mode
   const void* function;
-  const KernelVariant* side = nullptr;  // the one with side tiles (side_stream.cuh), if there is one
-  bool gathers = false;                 // for pages of fewer than kBoxedPageSize tokens
+  const KernelVariant* overlapped = nullptr;  // the one with overlapped tiles (overlapped_stream.cuh), if there is one
+  bool gathers = false;                       // for pages of fewer than kBoxedPageSize tokens
 
   KernelChoice choice() const { return {.path = path, .head_dim = head_dim, .kv_tile = kv_tile, .gathers = gathers}; }
 };

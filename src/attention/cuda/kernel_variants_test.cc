@@ -49,7 +49,7 @@ TEST(SelectKernel, SmallPagesAreGathered) {
       EXPECT_NE(small.function, usual.function);
       EXPECT_EQ(small.head_dim, usual.head_dim);
       EXPECT_EQ(small.kv_tile, usual.kv_tile);
-      EXPECT_EQ(small.side, nullptr);
+      EXPECT_EQ(small.overlapped, nullptr);
     }
   }
 }

@@ -105,7 +105,7 @@ struct DenseTaskLoader {
 
   // The next task to its slot, which is free. False: there is none.
   __device__ bool Load() {
-    constexpr int kRowsAtOnce = C::kSide ? 1 : 2;  // a lane: as many look-ups under way as the producer's registers hold
+    constexpr int kRowsAtOnce = C::kOverlapsDecode ? 1 : 2;  // a lane: as many look-ups under way as the producer's registers hold
     const int lane = threadIdx.x % 32, slot = n % C::kTaskSlots;
     ++n;
     DenseSlot& shared = s.dense[slot];
@@ -150,8 +150,9 @@ struct DenseTaskLoader {
     }
     ptx::BarrierArrive(&s.task_known[slot]);
     if (lane == 0) claimed = dense_ctas + atomicAdd(&p.counters->dense_next, 1);  // the next, while this one is loaded
-    if constexpr (C::kSide) {
-      if (lane == 0) s.side.dense_tokens += shared.task.num_tiles * C::kKvTile, s.side.dense_drawn_out = claimed >= num_tasks;
+    if constexpr (C::kOverlapsDecode) {
+      if (lane == 0)
+        s.overlapped.dense_tokens += shared.task.num_tiles * C::kKvTile, s.overlapped.dense_drawn_out = claimed >= num_tasks;
     }
     return true;
   }
@@ -238,8 +239,8 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
       const int stage = tile % C::kStages;
       const uint32_t parity = (tile / C::kStages & 1) ^ 1;
       const int start = t.first + i * C::kKvTile;
-      if constexpr (C::kSide) {
-        if (lane == 0) s.side.dense_tokens_copied = tile * C::kKvTile;
+      if constexpr (C::kOverlapsDecode) {
+        if (lane == 0) s.overlapped.dense_tokens_copied = tile * C::kKvTile;
       }
       const int present = min(boxes, (t.range.end - start + p.box_tokens - 1) >> p.box_shift);
       const uint32_t bytes = present * p.box_tokens * C::kHeadDim * 2;
@@ -273,11 +274,11 @@ __device__ void LoadDenseKv(const KernelParams& p, KvMaps maps, SharedStorage<C>
 // Quotient of small positive numbers in a few instructions.
 __device__ __forceinline__ int SmallQuotient(int a, int b) { return __float2int_rz(__fdividef(a + 0.5f, b)); }
 
-// A look at the tickets of a stream task whose rows are of one merge set, when the task is looked up. If all others have arrived,
+// Reads the tickets of a stream task whose rows are of one merge setwhen the task is looked up. If all others have arrived,
 // the task's warp needs no ticket and stores no states: it fetches the others' while it reads KV and folds from shared memory
-// (FoldHeld). A lane of the task's half of the warp each state.
-struct EarlyLook {
-  bool few = false;    // a warp can hold the states; the same for the task
+// (FoldShared). A lane of the task's half of the warp each state.
+struct TicketPrefetch {
+  bool few = false;    // the states fit in shared memory; the same for the task
   bool holds = false;  // this lane has one, of:
   int32_t set = 0, head = 0, row = 0;
   int32_t ticket = 0;
@@ -285,11 +286,11 @@ struct EarlyLook {
   LoadedContribution contribution;
 
   // Starts the look-ups; `lane` is that in the task's half of the warp.
-  __device__ __forceinline__ EarlyLook(const KernelParams& p, const Task& task, int lane, bool looks) {
+  __device__ __forceinline__ TicketPrefetch(const KernelParams& p, const Task& task, int lane, bool looks) {
     const DeviceItem& item = task.item;
     const DeviceMember& m = task.first;
     const int rows = item.rows, count = m.contribution_count, states = rows * item.head_count * count;
-    few = looks && item.member_count == 1 && m.state_begin != kDirect && count <= kMostInShared && states <= kHeldStates;
+    few = looks && item.member_count == 1 && m.state_begin != kDirect && count <= kMostInShared && states <= kSharedStates;
     holds = few && lane < states;
     if (!holds) return;
     const int pair = SmallQuotient(lane, count), head_in_task = SmallQuotient(pair, rows);
@@ -299,7 +300,7 @@ struct EarlyLook {
     own_state = m.state_begin + head * m.head_stride + row;
   }
 
-  // If all others have arrived, puts the tickets back, since nobody comes after this task, and acquires their states. All lanes of
+  // If all others have arrived, puts the tickets back, since this task is the last, and acquires their states. All lanes of
   // the warp call; the result is the task's.
   __device__ __forceinline__ bool FindsLast(const KernelParams& p, int arrivals) const {
     const unsigned missing = Ballot(holds && ticket != arrivals - 1);
@@ -322,8 +323,8 @@ struct EarlyLook {
   }
 };
 
-// A row of a team's task, as one of its warps sees it: all warps compute with it, one stores what they found of it, draws a ticket
-// for it alone, whose place is the row's, and folds its states if that is the last.
+// A row of a cooperative task, as one of its warps sees it: all warps compute with it, one stores what they found of it, draws a
+// ticket for it alone, whose place is the row's, and folds its states if that is the last.
 __device__ __forceinline__ void AssignRow(const KernelParams& p, bool own, RowInfo& row) {
   if (!own) row.state = kDirect;
   row.ticket = row.q_row * p.group_size + row.head_in_group;
@@ -357,10 +358,10 @@ __device__ __forceinline__ StreamTask ResolvedTask(const DeviceItem& item, bool 
 
 // One warp: draws and resolves the tasks of the stream warps 2 * pair and 2 * pair + 1, a half of its lanes each, a row a lane. So
 // the chain of look-ups to a task costs the workers nothing. first_task: the worker's first one, or -1 to draw it too; tasks before
-// drawn_from are dealt, not drawn. A team's tasks are all dealt, a task an SM.
+// drawn_from are dealt, not drawn. Cooperative tasks are all dealt, one an SM.
 template <class C>
 __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int pair, int first_task, int drawn_from, int num_tasks,
-                                bool tree_mask, bool team) {
+                                bool tree_mask, bool cooperative) {
   const int lane = threadIdx.x % 32, row = lane % kStreamRows, worker = pair * 2 + lane / kStreamRows;
   StreamState<C>& state = s.stream[worker];
   bool more = true, phase = false;
@@ -372,42 +373,43 @@ __device__ void LoadStreamTasks(const KernelParams& p, SharedStorage<C>& s, int 
       __nanosleep(32);
       continue;
     }
-    int index = first_task + (team ? n * static_cast<int>(gridDim.x) : 0);
-    if (serves && row == 0 && !team && (n > 0 || first_task < 0)) index = drawn_from + atomicAdd(&p.counters->stream_next, 1);
+    int index = first_task + (cooperative ? n * static_cast<int>(gridDim.x) : 0);
+    if (serves && row == 0 && !cooperative && (n > 0 || first_task < 0))
+      index = drawn_from + atomicAdd(&p.counters->stream_next, 1);
     index = __shfl_sync(kAllLanes, index, lane - row);
     const bool exists = serves && index < num_tasks;
     Task task{};
     if (exists) task = LoadPlan(p.stream_tasks + index);
     const DeviceItem& item = task.item;
-    // What follows from the task alone, asked for at once: lengths, pages from the item's first on, tickets (not at the beginning
-    // of a launch, when nobody has arrived).
+    // Look-ups that need the task alone, at once: lengths, pages from the item's first on, tickets (not at the beginning
+    // of a launch, before any arrival).
     const DeviceBranch first_branch = LoadBranch(p, task.first.branch);
     const int kv_len = __ldg(&p.branches[item.branch].kv_len);
-    const int pages_from = PagesFrom<C>(p, item) + (C::kGathers && team ? worker * C::kStreamTokens : 0);
+    const int pages_from = PagesFrom<C>(p, item) + (C::kGathers && cooperative ? worker * C::kStreamTokens : 0);
     int pages[kPagesHeld / kStreamRows];
 #pragma unroll
     for (int i = 0; i < kPagesHeld / kStreamRows; ++i) {
       pages[i] = HeldPage<C>(p, item, pages_from + i * kStreamRows + row);
     }
-    const EarlyLook early(p, task, row, !C::kDeterministic && exists && !team && (n > 0 || first_task < 0));
+    const TicketPrefetch early(p, task, row, !C::kDeterministic && exists && !cooperative && (n > 0 || first_task < 0));
     RowInfo info = ResolveRow(p, task, first_branch, row, tree_mask);
     RowRanges ranges;
     ranges.Add(info, tree_mask);
     ranges.Combine<kStreamRows>();
     const bool last = early.FindsLast(p, task.first.arrivals);
-    const unsigned own = team ? kAllLanes : early.OwnStates();
-    if (team) AssignRow(p, row % C::kStreamWarps == worker, info);
+    const unsigned own = cooperative ? kAllLanes : early.OwnStates();
+    if (cooperative) AssignRow(p, row % C::kStreamWarps == worker, info);
     if (serves) {
       StreamSlot& slot = state.slots[place];
-      if (!last || row < kHoldingRows) slot.rows[row] = info;
-      if (last) slot.held[row] = early.Fetched();
+      if (!last || row < kSharedRows) slot.rows[row] = info;
+      if (last) slot.shared_states[row] = early.Fetched();
 #pragma unroll
       for (int i = 0; i < kPagesHeld / kStreamRows; ++i) slot.pages[i * kStreamRows + row] = pages[i];
       if (row == 0) {
         StreamTask t = ResolvedTask(item, exists, ranges, kv_len, C::kStreamAlignment, pages_from);
-        if (team) t.first += worker * C::kStreamTokens;
-        t.held_of_row = team ? 1 : last ? task.first.contribution_count : 0;
-        t.held_phase = phase;
+        if (cooperative) t.first += worker * C::kStreamTokens;
+        t.shared_of_row = cooperative ? 1 : last ? task.first.contribution_count : 0;
+        t.shared_phase = phase;
         t.own = own;
         slot.task = t;
       }

@@ -1,5 +1,5 @@
 // Partial attention states: what a row of an item is, where its state goes, and the fold of all states of a merge set by the
-// item that arrives last. Cascade Inference, "attention state" and its merge; the fold's order is fixed, whoever folds.
+// item that arrives last. Cascade Inference, "attention state" and its merge; the fold's order is fixed, whichever item folds.
 // Layer: attention/cuda.
 #pragma once
 
@@ -27,12 +27,12 @@ struct alignas(8) ItemRow {
 static_assert(sizeof(ItemRow) == 40);
 // Of a stream task.
 struct alignas(16) RowInfo : ItemRow {
-  int32_t ticket;          // its set's, or in a team's task its own: number among those of a kv head
+  int32_t ticket;          // its set's, or in a cooperative task its own: number among those of a kv head
   uint8_t rows_from_draw;  // back to the row that draws the ticket
 };
 static_assert(sizeof(RowInfo) == 48);
 
-// What of a dense row is needed once its state is stored.
+// The part of a dense row that is needed once its state is stored.
 struct ArrivedRow {
   int32_t q_row;  // -1: no such row, or it has no state
   int32_t set, contribution_begin;
@@ -112,7 +112,7 @@ __device__ __forceinline__ RowInfo ResolveRow(const KernelParams& p, const Task&
   return info;
 }
 
-// What a row sees of its item's range [begin, end).
+// The part [begin, end) of its item's range that a row sees.
 struct VisibleRange {
   int lo, hi;
   int own = INT32_MAX;  // from this kv index on the draft mask decides
@@ -158,7 +158,7 @@ __device__ __forceinline__ uint32_t Pack<__half>(float x, float y) {
 
 __device__ __forceinline__ float NaturalLse(float m, float l) { return l > 0.0f ? (m + __log2f(l)) * kLn2 : -INFINITY; }
 
-// What an accumulated row is multiplied with, from the sum of its weights. Everywhere the same instructions: a row that is folded
+// The factor of an accumulated row, from the sum of its weights. Everywhere the same instructions: a row that is folded
 // must have the bits of one that is not, in deterministic mode.
 __device__ __forceinline__ float Normalizer(const KernelParams& p, float l) {
   return l > 0.0f ? p.value_scale * ptx::Reciprocal(l) : 0.0f;
@@ -175,10 +175,10 @@ __device__ __forceinline__ int32_t DrawTicket(const KernelParams& p, int set, in
   return ptx::AtomicAddDevice(TicketOf(p, set, kv_head), 1);
 }
 
-// Called with the last ticket of a set: acquires the states of all who drew before.
+// Called with the last ticket of a set: acquires the states of all earlier tickets.
 __device__ __forceinline__ void AcquireSet(const KernelParams& p, int set, int kv_head) {
   ptx::FenceAcquire();
-  *TicketOf(p, set, kv_head) = 0;  // nobody else comes before the next launch
+  *TicketOf(p, set, kv_head) = 0;  // the last arrival before the next launch
 }
 
 // Draws and, as the last, acquires. True for the last.
@@ -197,8 +197,8 @@ __device__ __forceinline__ bool FinishesLast(const KernelParams& p) {
   return true;
 }
 
-// Side tiles, and the stream tiles of their plans, weigh a row's tokens relative to a reference that moves only if a weight would
-// pass 2^kMostExponent (f16 holds 2^16). m: the row's largest score among the next 32 tokens.
+// Overlapped tiles, and the stream tiles of their plans, weigh a row's tokens relative to a reference that moves only if a weight
+// would pass 2^kMostExponent (f16 holds 2^16). m: the row's largest score among the next 32 tokens.
 inline constexpr float kMostExponent = 12.0f;
 __device__ __forceinline__ bool ReferenceMoves(float reference, float m, float scale_log2) {
   return m > reference && (reference == -INFINITY || (m - reference) * scale_log2 > kMostExponent);
@@ -286,7 +286,7 @@ __device__ __forceinline__ float SumOfEight(float x) {
   return x;
 }
 
-// What a state counts beside the largest maximum of its row's.
+// The weight of a state beside the largest maximum of its row's.
 __device__ __forceinline__ float StateWeight(float m, float largest) { return m == -INFINITY ? 0.0f : ptx::Exp2(m - largest); }
 
 // A row folded by kRowLanes lanes (8, or the whole warp): vectors of four elements, lane i those of i, i + kRowLanes, ...
@@ -336,7 +336,7 @@ __device__ __forceinline__ void AddState(float weight, const float4 (&v)[kVector
 }
 
 // Folds all states of four rows, eight lanes a row; `row` is the same in each group of eight lanes, `next` is the lane's
-// ContributionOf the row's first eight. All lanes call. What it costs is latency, so the vectors of kAtOnce states are under way
+// ContributionOf the row's first eight. All lanes call. Its cost is latency, so the vectors of kAtOnce states are under way
 // together, beside the states' maxima and the next contributions; and its code is small, since most launches run it once or twice,
 // from a cold instruction cache. kRowLanes 32: a single row by the whole warp, in fewer registers, with the same bits.
 template <int kHeadDim, int kAtOnce, int kRowLanes = 8>

@@ -40,17 +40,17 @@ void PageRows::FindChanges(const PrefixForestView& forest) {
   found_.clear();
   found_runs_.clear();
   const bool same = known_ && forest.version == version_;
-  const bool told = known_ && forest.changed_since != 0 && forest.changed_since <= version_;
+  const bool named = known_ && forest.changed_since != 0 && forest.changed_since <= version_;
   const auto branches = static_cast<int32_t>(forest.branch_node.size());
   if (!same) std::ranges::fill(std::span(used_).subspan(branches), 0);
-  if (!same && told) {
+  if (!same && named) {
     for (const int32_t b : forest.changed_branches) {
       if (b >= 0 && b < branches) used_[b] = 0;
     }
   }
   for (int32_t b = 0; b < branches; ++b) {
     const int32_t used = Used(forest, b);
-    if (same || told) {
+    if (same || named) {
       if (used > used_[b]) Add(forest, b, used_[b], used);
     } else if (used > 0) {
       const int32_t begin = forest.branch_page_begin[b];

@@ -1,4 +1,4 @@
-// What a device has of a forest's page rows, and what it lacks: of a step, the entries that branches grew into; after an edit, the
+// A device's page rows of a forest, and those that it lacks: of a step, the entries that branches grew into; after an edit, the
 // rows that it changed. Host code; plan_executor.cc copies. Layer: attention/cuda.
 #pragma once
 
@@ -32,7 +32,7 @@ class PageRows {
   void Take(const PrefixForestView& forest, int image = 0);
   std::span<const PagePatch> patches() const { return patches_; }
   std::span<const PageRun> runs() const { return runs_; }
-  // What a run becomes.
+  // A run's entries.
   std::span<const int32_t> PagesOf(const PageRun& run) const { return std::span(pages_).subspan(run.begin, run.end - run.begin); }
   // A copy failed: the image may have anything.
   void Forget(int image) { lacks_[image].all = true; }

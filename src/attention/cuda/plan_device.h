@@ -7,13 +7,13 @@
 
 namespace coppice::attention::cuda {
 
-inline constexpr int kDenseRows = 128;      // rows of a dense tile: two warpgroups of 64 (wgmma's M)
-inline constexpr int kSideRows = 8;         // most rows of a side tile: wgmma's least N
-inline constexpr int kSideStepTokens = 64;  // tokens of its step: wgmma's M
-inline constexpr int kStreamRows = 16;      // most rows of a stream tile: two n8 blocks of mma.sync
-// Most states that a stream warp holds, as many as the lanes that look a task up: those of its task's set, to fold them, or, in a
-// team, its part of the task's, one a row.
-inline constexpr int kHeldStates = kStreamRows;
+inline constexpr int kDenseRows = 128;            // rows of a dense tile: two warpgroups of 64 (wgmma's M)
+inline constexpr int kOverlappedRows = 8;         // most rows of an overlapped tile: wgmma's least N
+inline constexpr int kOverlappedStepTokens = 64;  // tokens of its step: wgmma's M
+inline constexpr int kStreamRows = 16;            // most rows of a stream tile: two n8 blocks of mma.sync
+// Most states that a stream warp has in shared memory, as many as the lanes that look a task up: those of its task's set, to fold
+// them, or, of a cooperative task, the warp's part, one a row.
+inline constexpr int kSharedStates = kStreamRows;
 constexpr int StreamRows(bool deterministic) { return deterministic ? 8 : kStreamRows; }  // deterministic_stream_tile.cuh says why
 // Contributions of a merge set: each draws a ticket for each warpgroup that holds rows of the set, two at most, and their number
 // (DeviceMember::arrivals) has 16 bits.
@@ -26,9 +26,9 @@ struct PlanHeader {
   int32_t num_members, num_contributions, num_branches;  // of the first two: places, some of which no task reads
   int32_t num_queries;                                   // of q and out
   uint8_t has_tree_mask;
-  uint8_t side;        // 1: CTAs with dense tasks take stream tasks beside them, which have at most kSideRows rows; no teams
-  uint16_t team;       // 1: the stream warps of a CTA read each stream task together; one kv head a task, no dense tasks
-  int32_t dense_ctas;  // CTAs from this on take no dense task, so that streams run beside the dense tiles from the start
+  uint8_t overlapped;    // 1: CTAs with dense tasks take stream tasks meanwhile, of kOverlappedRows rows at most, none cooperative
+  uint16_t cooperative;  // 1: the stream warps of a CTA read each stream task together; one kv head a task, no dense tasks
+  int32_t dense_ctas;    // CTAs from this on take no dense task, so that streams overlap with the dense tiles from the start
 };
 
 // A plan item, or a piece of one: a part of its KV range, at most kDenseRows of its rows.
@@ -59,7 +59,7 @@ struct alignas(16) DeviceMember {
 };
 static_assert(sizeof(DeviceMember) == 32);
 
-// What a worker draws from a queue: an item under some kv heads, with its first member at hand, so that the common item of one
+// A worker's draw from a queue: an item under some kv heads, with its first member at hand, so that the common item of one
 // member needs no second look.
 struct Task {
   DeviceItem item;
@@ -75,7 +75,7 @@ struct alignas(8) DeviceContribution {
 };
 static_assert(sizeof(DeviceContribution) == 8);
 
-// What changes with every step.
+// The part that changes with every step.
 struct alignas(16) DeviceBranch {
   int32_t kv_len, query_begin, query_count, page_begin;
 };

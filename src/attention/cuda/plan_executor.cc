@@ -75,7 +75,7 @@ Result<std::unique_ptr<PlanExecutor>> CudaPlanExecutor::Create(int device, int n
 // A grid is constant, so that a captured launch serves every plan.
 Status CudaPlanExecutor::MakeKernels(int num_sms, const ShortDecodeFunctions& short_decode, const ShortDecodeRates& rates) {
   COPPICE_RETURN_IF_ERROR(AllowSharedMemory(variant_));
-  if (variant_.side != nullptr) COPPICE_RETURN_IF_ERROR(AllowSharedMemory(*variant_.side));
+  if (variant_.overlapped != nullptr) COPPICE_RETURN_IF_ERROR(AllowSharedMemory(*variant_.overlapped));
   int ctas_per_sm = 0;
   COPPICE_RETURN_IF_ERROR(CudaStatus(
       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas_per_sm, variant_.function, variant_.threads, variant_.shared_bytes),
@@ -89,8 +89,8 @@ Status CudaPlanExecutor::MakeKernels(int num_sms, const ShortDecodeFunctions& sh
     return OkStatus();
   }
   kernel(KernelId::kPersistent) = std::make_unique<HopperKernel>(variant_, num_ctas, folds);
-  if (variant_.side != nullptr) {
-    kernel(KernelId::kPersistentWithSide) = std::make_unique<HopperKernel>(*variant_.side, num_ctas, folds);
+  if (variant_.overlapped != nullptr) {
+    kernel(KernelId::kPersistentOverlapped) = std::make_unique<HopperKernel>(*variant_.overlapped, num_ctas, folds);
   }
   kernel(KernelId::kShortDecode) = std::make_unique<ShortDecodeKernel>(short_decode, rates);
   return OkStatus();
@@ -119,7 +119,8 @@ Status CudaPlanExecutor::Upload(const PlanView& plan, const PrefixForestView& fo
     return copied;
   }
   plan_view_ = plan;
-  choice_ = ChooseLaunch({.path = variant_.path, .has_side = variant_.side != nullptr, .traits = traits_}, Lowered(), forest);
+  choice_ =
+      ChooseLaunch({.path = variant_.path, .has_overlap = variant_.overlapped != nullptr, .traits = traits_}, Lowered(), forest);
   uploaded_ = true;
   return OkStatus();
 }

@@ -54,7 +54,7 @@ class CudaPlanExecutor final : public PlanExecutor {
   CudaPlanExecutor(int device, const KernelVariant& variant, const BackendTraits& traits, const AttentionSpec& spec,
                    const PlanCapacity& capacity, const PlanSizes& sizes, const MachineModel& machine);
   LoweredView Lowered() const { return {.translator = translator_, .plan = plan_view_, .cost = cost_}; }
-  // What device image image_ lacks.
+  // The parts that device image image_ lacks.
   Status CopyImage(const PrefixForestView& forest, Staging& staging, cudaStream_t stream);
   Status CopyPlan(std::byte* image, cudaStream_t stream);
   Status CopyLengths(const PrefixForestView& forest, std::byte* image, cudaStream_t stream);

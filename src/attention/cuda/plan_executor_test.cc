@@ -1,4 +1,4 @@
-// What an executor puts on the device and hands to a kernel, over a stand-in for the CUDA runtime.
+// An executor's uploads and the parameters that a kernel gets, over a stand-in for the CUDA runtime.
 #include "attention/cuda/plan_executor.h"
 
 #include <gtest/gtest.h>
@@ -37,12 +37,12 @@ constexpr KernelVariant kVariant{.path = KernelPath::kHopper,
                                  .ctas_per_sm = 1,
                                  .fold_bytes_per_cta = 0,
                                  .function = nullptr};
-constexpr char kSideKernel = 0;  // its address stands for the kernel
-constexpr KernelVariant kSideVariant = [] {
-  KernelVariant side = kVariant;
-  side.threads = 512;
-  side.function = &kSideKernel;
-  return side;
+constexpr char kOverlappedKernel = 0;  // its address stands for the kernel
+constexpr KernelVariant kOverlappedVariant = [] {
+  KernelVariant overlapped = kVariant;
+  overlapped.threads = 512;
+  overlapped.function = &kOverlappedKernel;
+  return overlapped;
 }();
 
 template <class T>
@@ -336,10 +336,10 @@ TEST(PlanExecutor, SaysThatAShortStepHasAKernelOfItsOwn) {
 }
 
 // So that a captured launch has the kernel that the plan's tasks were laid out for.
-TEST(PlanExecutor, TheKernelWithSideTilesIsPartOfTheKey) {
+TEST(PlanExecutor, TheOverlappedKernelIsPartOfTheKey) {
   static const KernelVariant variant = [] {
     KernelVariant both = kVariant;
-    both.side = &kSideVariant;
+    both.overlapped = &kOverlappedVariant;
     return both;
   }();
   TestForest hybrid;  // a chunk of a prompt beside requests
@@ -353,9 +353,9 @@ TEST(PlanExecutor, TheKernelWithSideTilesIsPartOfTheKey) {
     EXPECT_EQ(session.launch_key(), Key(KernelId::kPersistent, 0));
     hybrid.version = decoding.version + 1;
     session.Step(hybrid);
-    EXPECT_EQ(session.launch_key(), images == 1 ? Key(KernelId::kPersistent, 0) : Key(KernelId::kPersistentWithSide, 1));
+    EXPECT_EQ(session.launch_key(), images == 1 ? Key(KernelId::kPersistent, 0) : Key(KernelId::kPersistentOverlapped, 1));
     session.Step(hybrid);
-    EXPECT_EQ(session.launch_key(), images == 1 ? Key(KernelId::kPersistent, 0) : Key(KernelId::kPersistentWithSide, 0));
+    EXPECT_EQ(session.launch_key(), images == 1 ? Key(KernelId::kPersistent, 0) : Key(KernelId::kPersistentOverlapped, 0));
   }
   Session without(hybrid, 2);
   without.Step(hybrid);
@@ -376,7 +376,7 @@ TEST(PlanExecutor, AnUploadThatFailedIsMadeUpFor) {
   }
 }
 
-// What failed to reach the device is known not to be there even if the next plan does not need it and a later one does.
+// A failed upload is made up for by the first plan that needs its bytes, even if the next plan does not.
 TEST(PlanExecutor, AFailedUploadIsMadeUpForAfterASmallerPlan) {
   TestForest forest;
   const int32_t root = forest.AddNode(kNoParent, 8192);
@@ -418,16 +418,16 @@ TEST(PlanExecutor, CopiesWhatChanged) {
   ++forest.version;
   session.Step(forest);
   EXPECT_LE(Session::bytes_copied(), all / 4) << "a page, and the plan of longer requests";
-  // The caller says which rows changed: only those are looked at.
-  PrefixForestView told = forest.Forest();
+  // The caller names the rows that changed: only those are looked at.
+  PrefixForestView edited = forest.Forest();
   const int32_t changed[] = {7};
   const size_t plan_bytes = Session::bytes_copied();
   ++forest.page_indices[forest.branch_page_begin[7] + 5];
-  told = forest.Forest();
-  told.changed_since = told.version;
-  told.version = ++forest.version;
-  told.changed_branches = changed;
-  const KernelParams params = session.Step(told);
+  edited = forest.Forest();
+  edited.changed_since = edited.version;
+  edited.version = ++forest.version;
+  edited.changed_branches = changed;
+  const KernelParams params = session.Step(edited);
   EXPECT_LE(Session::bytes_copied(), plan_bytes + 4096);
   Session::ExpectLengthsAndPages(params, forest);
 }
@@ -450,7 +450,7 @@ TEST(PlanExecutor, ARequestThatComesOrGoesIsCopiedAlone) {
   }
 }
 
-// The kernel for small pages is told where tokens lie: addresses, and strides in 16 bytes.
+// The kernel for small pages gets the place of tokens: addresses, and strides in 16 bytes.
 TEST(PlanExecutor, TheKernelForSmallPagesKnowsTheStrides) {
   static constexpr char kKernel = 0;
   KernelVariant variant = kVariant;

@@ -9,7 +9,7 @@
 
 namespace coppice::attention::cuda {
 
-// What the rows of a task see of its KV range.
+// The part of its KV range that a task's rows see.
 struct TaskRange {
   int32_t begin, end;            // that some row may see
   int32_t full_begin, full_end;  // that every row sees
@@ -28,14 +28,14 @@ struct alignas(16) DenseSlot {
   alignas(16) ItemRow rows[kDenseRows];
 };
 
-// What is left of a warpgroup's task whose tickets are due.
+// The rest of a warpgroup's task whose tickets are due.
 struct DenseArrivals {
   ArrivedRow rows[kWarpgroupRows];
   int32_t kv_head;
 };
 
-inline constexpr int kHoldingRows = kHeldStates / 2;  // a row has two states or more
-inline constexpr int32_t kOwnState = -1;              // among the states to hold: the task's own
+inline constexpr int kSharedRows = kSharedStates / 2;  // a row has two states or more
+inline constexpr int32_t kOwnState = -1;               // among the shared states: the task's own
 
 struct StreamTask {
   int32_t first;  // kv index of the first token of the warp's first step, a multiple of Config::kStreamAlignment
@@ -44,11 +44,11 @@ struct StreamTask {
   int32_t rows, page_begin;
   int32_t pages_from;  // of the slot's pages, which are those of the branch from this one on, or, in gather.cuh, of kv indices
   bool read_once;      // no other task reads its KV
-  // States of a row and kv head that the warp holds; they lie by kv head, row and place in the path. 1: its own, in a team. More:
-  // all others of the task's set have arrived, so it fetches theirs and folds them.
-  uint8_t held_of_row;
-  uint8_t held_phase;  // of held_ready
-  uint16_t own;        // bit i: held state i is the task's own
+  // States of a row and kv head in shared memory; they lie by kv head, row and place in the path. 1: the warp's own, of a
+  // cooperative task. More: all others of the task's set have arrived, so the warp fetches theirs and folds them.
+  uint8_t shared_of_row;
+  uint8_t shared_phase;  // of shared_ready
+  uint16_t own;          // bit i: shared state i is the task's own
 };
 
 inline constexpr int kPagesHeld = 32;  // page indices that a slot holds, and a stream warp, a lane each
@@ -57,8 +57,8 @@ struct alignas(16) StreamSlot {
   union {
     RowInfo rows[kStreamRows];
     struct {
-      RowInfo holding_rows[kHoldingRows];  // of a task that holds states
-      int32_t held[kHeldStates];           // those to fetch, or kOwnState
+      RowInfo shared_rows[kSharedRows];      // of a task that holds states
+      int32_t shared_states[kSharedStates];  // those to fetch, or kOwnState
     };
   };
   StreamTask task;
@@ -71,14 +71,14 @@ struct StreamState {
   StreamSlot slots[C::kStreamSlots];
   uint64_t wanted[C::kStreamSlots], known[C::kStreamSlots];  // a slot is free and the worker will need it; it is filled
   uint64_t ready[C::kStreamSteps][2];                        // K, V
-  uint64_t held_ready;                                       // the states that the warp fetches are there
+  uint64_t shared_ready;                                     // the states that the warp fetches are there
 };
 
 // The states that a stream warp holds: its own, and those it fetches while it reads KV.
 template <class C>
-struct alignas(16) StatesHeld {
-  float acc[kHeldStates][C::kHeadDim];
-  float2 ml[kHeldStates];
+struct alignas(16) SharedStates {
+  float acc[kSharedStates][C::kHeadDim];
+  float2 ml[kSharedStates];
 };
 
 // Deterministic mode: the scores of a unit, which a stream warp keeps until it knows the largest.
@@ -88,33 +88,33 @@ struct UnitScores {
   float4 of_lane[kBlocks][32];
 };
 
-// A side tile's task and its rows.
-struct alignas(16) SideSlot {
-  RowInfo rows[kSideRows];
+// An overlapped tile's task and its rows.
+struct alignas(16) OverlappedSlot {
+  RowInfo rows[kOverlappedRows];
   StreamTask task;
   int32_t pages[kPagesHeld];
 };
 
-// What the side tiles need while dense tiles are computed.
+// Shared memory of the overlapped tiles, while dense tiles are computed.
 template <class C>
-struct SideStorage {
+struct OverlappedStorage {
   // K and V of a step after each other, in a ring: [8 tokens][chunk][8][64], swizzled.
-  alignas(1024) uint8_t units[C::kSideUnits][C::kSideUnitBytes];
-  alignas(1024) uint8_t q[kSideRows * C::kHeadDim * 2];           // [chunk][8 rows][64], swizzled
-  alignas(1024) uint8_t weights[kSideRows * C::kSideTokens * 2];  // [8 rows][64 tokens], swizzled
-  float of_warp[4][kSideRows];                                    // maxima or sums by warp
-  float rescale[kSideRows];                                       // see SideTile::MoveReferences
-  SideSlot slots[C::kSideSlots];
-  uint64_t known[C::kSideSlots], done[C::kSideSlots];  // a task is looked up; its slot is free
-  uint64_t ready[C::kSideUnits], free[C::kSideUnits];
+  alignas(1024) uint8_t units[C::kOverlappedUnits][C::kOverlappedUnitBytes];
+  alignas(1024) uint8_t q[kOverlappedRows * C::kHeadDim * 2];                 // [chunk][8 rows][64], swizzled
+  alignas(1024) uint8_t weights[kOverlappedRows * C::kOverlappedTokens * 2];  // [8 rows][64 tokens], swizzled
+  float of_warp[4][kOverlappedRows];                                          // maxima or sums by warp
+  float rescale[kOverlappedRows];                                             // see OverlappedTile::MoveReferences
+  OverlappedSlot slots[C::kOverlappedSlots];
+  uint64_t known[C::kOverlappedSlots], done[C::kOverlappedSlots];  // a task is looked up; its slot is free
+  uint64_t ready[C::kOverlappedUnits], free[C::kOverlappedUnits];
   uint64_t q_ready;
   uint64_t stored, noted;  // a head's states are stored; the warp that draws its tickets has seen it
-  // Of the CTA's dense tiles, for who looks for a side task: no task is left to draw; tokens of all tasks drawn, and of those
-  // copied.
+  // Of the CTA's dense tiles, for the warp that looks for an overlapped task: no task is left to draw; tokens of all tasks drawn,
+  // and of those copied.
   volatile int32_t dense_drawn_out, dense_tokens, dense_tokens_copied;
-  volatile int32_t tokens_copied;  // of all side tiles, heads counted one by one
+  volatile int32_t tokens_copied;  // of all overlapped tiles, heads counted one by one
 };
-template <class C, bool kSide = C::kSide>
+template <class C, bool kOverlapsDecode = C::kOverlapsDecode>
 struct SharedStorage {
   union {
     struct {
@@ -125,7 +125,7 @@ struct SharedStorage {
     struct {
       alignas(1024) uint8_t rings[C::kStreamWarps][C::kStreamSteps][2][C::kStreamUnitBytes];  // K, V
       union {
-        StatesHeld<C> held[C::kStreamWarps];
+        SharedStates<C> shared_states[C::kStreamWarps];
         UnitScores<C> scores[C::kStreamWarps];
       };
     };
@@ -141,25 +141,26 @@ struct SharedStorage {
   int32_t drawers_done;
 };
 
-// With side tiles, whose memory becomes that of the stream warps when they are over.
+// With overlapped tiles, whose memory becomes that of the stream warps when they are over.
 template <class C>
 struct SharedStorage<C, true> {
-  // What the dense tiles need besides lies behind both.
-  static constexpr size_t kSideEnd = C::kQBuffers * C::kQTileBytes + 2 * C::kStages * C::kKvTileBytes +
-                                     offsetof(SideStorage<C>, tokens_copied) + sizeof(SideStorage<C>::tokens_copied);
+  // The rest of the dense tiles' memory lies behind both.
+  static constexpr size_t kOverlappedEnd = C::kQBuffers * C::kQTileBytes + 2 * C::kStages * C::kKvTileBytes +
+                                           offsetof(OverlappedStorage<C>, tokens_copied) +
+                                           sizeof(OverlappedStorage<C>::tokens_copied);
   static constexpr size_t kStreamEnd =
-      C::kStreamWarps * (C::kStreamSteps * 2 * C::kStreamUnitBytes + sizeof(StatesHeld<C>) + sizeof(StreamState<C>));
-  static constexpr size_t kBehind = ((kSideEnd > kStreamEnd ? kSideEnd : kStreamEnd) + 15) / 16 * 16;
+      C::kStreamWarps * (C::kStreamSteps * 2 * C::kStreamUnitBytes + sizeof(SharedStates<C>) + sizeof(StreamState<C>));
+  static constexpr size_t kBehind = ((kOverlappedEnd > kStreamEnd ? kOverlappedEnd : kStreamEnd) + 15) / 16 * 16;
   union {
     struct {
       alignas(1024) uint8_t q[C::kQBuffers][C::kQTileBytes];
       alignas(1024) uint8_t k[C::kStages][C::kKvTileBytes];
       alignas(1024) uint8_t v[C::kStages][C::kKvTileBytes];
-      SideStorage<C> side;
+      OverlappedStorage<C> overlapped;
     };
     struct {
       alignas(1024) uint8_t rings[C::kStreamWarps][C::kStreamSteps][2][C::kStreamUnitBytes];
-      StatesHeld<C> held[C::kStreamWarps];
+      SharedStates<C> shared_states[C::kStreamWarps];
       StreamState<C> stream[C::kStreamWarps];
     };
     struct {
@@ -180,9 +181,9 @@ enum BarrierId : int {
   kWarpgroupBarrier = 3 /* and 4 */,
   kDenseOverBarrier = 5,
   kDenseLoadedBarrier,
-  kTeamBarrier,
-  kSideBarrier,
-  kSideOverBarrier
+  kCooperativeBarrier,
+  kOverlappedBarrier,
+  kOverlappedOverBarrier
 };
 
 }  // namespace coppice::attention::cuda

@@ -42,7 +42,7 @@ __device__ inline float Exp2(float x) {
   return y;
 }
 __device__ inline void PrefetchLine(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
-// What weights are relative to: a maximum, or anything where nothing was seen.
+// The reference of weights: a maximum, or any number where no token was seen.
 __device__ inline float Base(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
 
 template <class T, int kHeadDim, int kHeads, int kCluster>
@@ -140,7 +140,7 @@ class ShortDecode {
     return page * p_.page_stride + part.kv_head * p_.head_stride + slot * p_.slot_stride;
   }
 
-  // Into the L2, of tokens that may not all be written yet: who reads them waits.
+  // Into the L2, of tokens that may not all be written yet: their readers wait.
   __device__ void Prefetch(const Part& part) const {
     constexpr int kLines = kHeadDim * 2 / 128;
     for (int i = threadIdx.x; i < (part.end - part.begin) * kLines; i += kShortThreads) {

@@ -1,4 +1,4 @@
-// What an instantiation file of the mma.sync kernel needs: the kernel and its row of the table. Layer: attention/cuda.
+// Includes of an instantiation file of the mma.sync kernel: the kernel and its row of the table. Layer: attention/cuda.
 #pragma once
 
 #include "attention/cuda/kernel_variants.h"

@@ -79,8 +79,8 @@ __device__ __forceinline__ void CompleteSets(const KernelParams& p, Sm80Storage<
   __syncthreads();  // `completes` is written
   const bool any = s.completes[lane] | s.completes[lane + 32];
   if (!__any_sync(kAll, any)) return;
-  // A set may reach into the task's other half; whoever completes it folds all of its rows, those before row 0 and those after the
-  // last too.
+  // A set may reach into the task's other half; the half that completes it folds all of its rows, those before row 0 and those
+  // after the last too.
   const auto completed = [&](int row) {
     const RowInfo& info = s.rows[row];
     return info.q_row >= 0 && info.state != kDirect && s.completes[max(0, row - info.row_in_set)];

@@ -1,4 +1,4 @@
-// What the CTAs of the mma.sync kernel do with a tile: load Q and KV rows (cp.async), score, softmax, accumulate (mma.sync
+// A tile in the CTAs of the mma.sync kernel: load Q and KV rows (cp.async), score, softmax, accumulate (mma.sync
 // m16n8k16). A warp owns sixteen rows and takes the tokens of every tile in ascending order, so that a row's bits depend on nothing
 // but the row and its KV (deterministic mode needs that). Softmax: FlashAttention (Dao et al. 2022), algorithm 1, in base 2. Layer:
 // attention/cuda.

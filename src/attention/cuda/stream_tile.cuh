@@ -29,15 +29,15 @@ class StreamWorker {
   static constexpr int kFoldAtOnce = C::kDeterministic ? 2 : 4;  // states of a row on their way together
 
  public:
-  // worker: of the CTA's stream warps. team: how many of them read a task together, a step each in turn; one, or all.
-  __device__ StreamWorker(const ParamsOf<C>& p, KvMaps maps, SharedStorage<C>& s, int worker, bool tree_mask, int team,
+  // worker: of the CTA's stream warps. warps_per_task: how many of them read a task together, a step each in turn; one, or all.
+  __device__ StreamWorker(const ParamsOf<C>& p, KvMaps maps, SharedStorage<C>& s, int worker, bool tree_mask, int warps_per_task,
                           int steps_to_claim)
       : p_(p),
         maps_(maps),
         s_(s),
         worker_(worker),
         tree_mask_(tree_mask),
-        stride_(team * kTokens),
+        stride_(warps_per_task * kTokens),
         steps_to_claim_(steps_to_claim) {}
 
   // One loop over steps, whatever task and head they belong to, so that the code of each part exists once (instruction cache).
@@ -56,7 +56,7 @@ class StreamWorker {
         task = slot().task;
         head = task.head_begin, position = task.first, end = max(task.range.end, task.first);
         open = true;
-        if (holds_set()) FetchStates(task);
+        if (merges_in_shared()) FetchStates(task);
       }
       const bool narrow = task.rows <= 8;
       if (position == task.first) narrow ? Begin<1>(head) : Begin<2>(head);
@@ -65,12 +65,12 @@ class StreamWorker {
         position += stride_;
       }
       if (position < end) continue;
-      if (in_team() && current_ > 0) AwaitTeam();  // all have read what this warp held of the task before
+      if (is_cooperative() && current_ > 0) AwaitCta();  // all have read what this warp held of the task before
       narrow ? Finish<1>(task, head) : Finish<2>(task, head);
       position = task.first;
       if (++head < task.head_end) continue;
-      if (in_team()) CombineTeam(task);
-      holds_set() ? FoldHeld(task) : Complete(task);
+      if (is_cooperative()) CombineCta(task);
+      merges_in_shared() ? FoldShared(task) : Complete(task);
       Forget();
       __syncwarp();  // the task's rows are read; its slot may be filled again
       ++current_;
@@ -209,19 +209,19 @@ class StreamWorker {
 
   // The current task's. Not all of it is kept in registers.
   __device__ __forceinline__ const StreamSlot& slot() const { return SlotOf(current_); }
-  // The same in all lanes, which call together: the vote tells the compiler so.
-  __device__ __forceinline__ bool holds_states() const {
-    return !C::kDeterministic && __any_sync(kAllLanes, slot().task.held_of_row != 0);
+  // The same in all lanes, which call together: the compiler knows by the vote.
+  __device__ __forceinline__ bool keeps_states() const {
+    return !C::kDeterministic && __any_sync(kAllLanes, slot().task.shared_of_row != 0);
   }
-  __device__ __forceinline__ bool in_team() const { return !C::kDeterministic && stride_ != kTokens; }
-  __device__ __forceinline__ bool holds_set() const { return holds_states() && !in_team(); }
-  __device__ __forceinline__ StatesHeld<C>& held() const { return s_.held[ptx::Here(worker_)]; }
-  // The first held state of a row under a kv head.
-  __device__ __forceinline__ int HeldBegin(const StreamTask& task, int head, int row) const {
-    return ((head - task.head_begin) * task.rows + row) * slot().task.held_of_row;
+  __device__ __forceinline__ bool is_cooperative() const { return !C::kDeterministic && stride_ != kTokens; }
+  __device__ __forceinline__ bool merges_in_shared() const { return keeps_states() && !is_cooperative(); }
+  __device__ __forceinline__ SharedStates<C>& shared_states() const { return s_.shared_states[ptx::Here(worker_)]; }
+  // The first shared state of a row under a kv head.
+  __device__ __forceinline__ int SharedBegin(const StreamTask& task, int head, int row) const {
+    return ((head - task.head_begin) * task.rows + row) * slot().task.shared_of_row;
   }
 
-  // Tells the compiler that the registers of a head are not needed across Complete, which it would save and restore.
+  // Lets the compiler forget the registers of a head across Complete: it would save and restore them.
   __device__ void Forget() {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -246,16 +246,17 @@ class StreamWorker {
 #pragma unroll
       for (int i = 0; i < kDepth * 4; ++i) out_[n][i / 4][i % 4] = 0.0f;
     }
-    if constexpr (kLikeSide<kColumns>) {
+    if constexpr (kLikeOverlapped<kColumns>) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) BlockSum(i / 2, i % 2) = 0.0f;
     }
   }
 
-  // Who takes a task of a plan with side tiles depends on the moment, its state must not: a stream tile of few rows adds as a side
-  // tile does (SideTile). Scores in one chain; a row's reference moves with each 32 tokens if it must; a sum for each 16 of 64.
+  // The warp that takes a task of a plan with overlapped tiles depends on the moment, the task's state must not: a stream tile of
+  // few rows adds as an overlapped tile does (OverlappedTile). Scores in one chain; a row's reference moves with each 32 tokens if
+  // it must; a sum for each 16 of 64.
   template <int kColumns>
-  static constexpr bool kLikeSide = C::kSide&& kColumns == 1;
+  static constexpr bool kLikeOverlapped = C::kOverlapsDecode&& kColumns == 1;
 
   // Token blocks whose scores are in registers together: both of a step, unless the output of two column blocks takes their place.
   template <int kColumns>
@@ -287,7 +288,7 @@ class StreamWorker {
   __device__ void Score(Scores<kColumns>& scores, uint32_t k, int first) {
     // Two sums for a single column block: half the length of the chain of products, which nothing else hides. Deterministic mode
     // has the one sum of a dense tile.
-    constexpr int kSums = kColumns == 1 && !C::kDeterministic && !kLikeSide<kColumns> ? 2 : 1;
+    constexpr int kSums = kColumns == 1 && !C::kDeterministic && !kLikeOverlapped<kColumns> ? 2 : 1;
     Scores<kColumns> sums[kSums] = {};
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
@@ -322,8 +323,8 @@ class StreamWorker {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       float rescale[2] = {1.0f, 1.0f};
-      if constexpr (kLikeSide<kColumns>) {
-        SoftmaxLikeSide<kColumns>(scores, half, rescale);
+      if constexpr (kLikeOverlapped<kColumns>) {
+        SoftmaxLikeOverlapped<kColumns>(scores, half, rescale);
       } else {
 #pragma unroll
         for (int c = 0; c < 2; ++c) Softmax<kColumns>(scores, n, c, row_max_[n][c], row_sum_[n][c], rescale[c]);
@@ -421,7 +422,7 @@ class StreamWorker {
 
   // The same relative to references that move only if they must, for tokens of the first or second half of 64.
   template <int kColumns>
-  __device__ __forceinline__ void SoftmaxLikeSide(Scores<kColumns>& scores, int half, float (&rescale)[2]) {
+  __device__ __forceinline__ void SoftmaxLikeOverlapped(Scores<kColumns>& scores, int half, float (&rescale)[2]) {
     float m[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -470,8 +471,8 @@ class StreamWorker {
   template <int kColumns>
   __device__ void Finish(const StreamTask& task, int head) {
     const RowInfo* rows = slot().rows;
-    const bool holds = holds_states();
-    if constexpr (kLikeSide<kColumns>) {
+    const bool holds = keeps_states();
+    if constexpr (kLikeOverlapped<kColumns>) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
 #pragma unroll
@@ -483,7 +484,7 @@ class StreamWorker {
       }
     }
 #pragma unroll
-    for (int n = 0; n < kColumns && !C::kDeterministic && !kLikeSide<kColumns>; ++n) {
+    for (int n = 0; n < kColumns && !C::kDeterministic && !kLikeOverlapped<kColumns>; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
 #pragma unroll
@@ -508,9 +509,9 @@ class StreamWorker {
           int64_t at = info.state + int64_t{head} * info.head_stride;
           StateArrays to = StoredArrays(p_);
           if (holds) {
-            const int first = HeldBegin(task, head, n * 8 + lane_ % 4 * 2 + c);
+            const int first = SharedBegin(task, head, n * 8 + lane_ % 4 * 2 + c);
             at = first + __ffs(slot().task.own >> first) - 1;
-            to = {held().acc[0], held().ml};
+            to = {shared_states().acc[0], shared_states().ml};
           }
           if (lane_ < 4) to.ml[at] = {m, sum};
           float* const acc = to.acc + at * C::kHeadDim + lane_ / 4;
@@ -540,35 +541,35 @@ class StreamWorker {
 
   // Asks for the states that the warp is to hold beside the task's own.
   __device__ void FetchStates(const StreamTask& task) {
-    const int count = task.rows * (task.head_end - task.head_begin) * slot().task.held_of_row;
-    const int state = lane_ < count ? slot().held[lane_] : kOwnState;
+    const int count = task.rows * (task.head_end - task.head_begin) * slot().task.shared_of_row;
+    const int state = lane_ < count ? slot().shared_states[lane_] : kOwnState;
     const bool fetches = state != kOwnState;
     const int others = __popc(__ballot_sync(kAllLanes, fetches));
-    if (lane_ == 0) ptx::BarrierArriveExpectBytes(&s_.stream[worker_].held_ready, others * C::kHeadDim * 4);
+    if (lane_ == 0) ptx::BarrierArriveExpectBytes(&s_.stream[worker_].shared_ready, others * C::kHeadDim * 4);
     __syncwarp();  // the barrier expects the bytes before any arrive
     if (!fetches) return;
-    ptx::BulkLoad(held().acc[lane_], p_.state_acc + int64_t{state} * C::kHeadDim, C::kHeadDim * 4, &s_.stream[worker_].held_ready,
-                  ptx::kEvictFirst);
-    ptx::CopyAsync8(ptx::SharedAddress(&held().ml[lane_]), p_.state_ml + state);
+    ptx::BulkLoad(shared_states().acc[lane_], p_.state_acc + int64_t{state} * C::kHeadDim, C::kHeadDim * 4,
+                  &s_.stream[worker_].shared_ready, ptx::kEvictFirst);
+    ptx::CopyAsync8(ptx::SharedAddress(&shared_states().ml[lane_]), p_.state_ml + state);
   }
 
-  // Which of a row's states the lane's group of eight folds: all of them, or, in a team, whose warps fold one row at a time, every
-  // fourth.
+  // Which of a row's states the lane's group of eight folds: all of them, or every fourth in a cooperative task, whose warps fold
+  // one row at a time.
   __device__ __forceinline__ FoldRow StatesOf(const RowInfo& row) const {
-    const int first = in_team() ? lane_ / 8 : 0;
-    return {.count = in_team() ? (row.contribution_count + 3 - first) / 4 : row.contribution_count,
+    const int first = is_cooperative() ? lane_ / 8 : 0;
+    return {.count = is_cooperative() ? (row.contribution_count + 3 - first) / 4 : row.contribution_count,
             .contribution_begin = row.contribution_begin + first,
             .row_in_set = row.row_in_set};
   }
-  __device__ __forceinline__ int state_stride() const { return in_team() ? 4 : 1; }
+  __device__ __forceinline__ int state_stride() const { return is_cooperative() ? 4 : 1; }
 
   // Draws the tickets of all sets and heads of the task at once, and folds what is complete.
   __device__ void Complete(const StreamTask& task) {
     const RowInfo* rows = slot().rows;
     const int shift = task.rows <= 1 ? 0 : 32 - __clz(task.rows - 1);  // rows padded to a power of two
     const int row_mask = (1 << shift) - 1, heads = 32 >> shift;
-    // What the first fold will ask for, under the latency of the tickets; most tasks hold rows of one set, and it serves all folds.
-    const RowInfo& early = rows[(in_team() ? worker_ : lane_ / 8) & row_mask];
+    // The first fold's loads, under the latency of the tickets; most tasks hold rows of one set, and it serves all folds.
+    const RowInfo& early = rows[(is_cooperative() ? worker_ : lane_ / 8) & row_mask];
     const int early_set = early.set;  // -1 where there is no such row
     const LoadedContribution early_contribution = ContributionOf(p_, StatesOf(early), 0, state_stride());
     StressDelay<C>();
@@ -583,10 +584,10 @@ class StreamWorker {
       const unsigned folds =
           __ballot_sync(kAllLanes, waits && head < task.head_end && (complete >> (lane_ - info.rows_from_draw & 31) & 1) != 0);
 #pragma unroll 1
-      for (unsigned left = folds; left != 0;) {  // four (row, head) pairs at a time; a team's warp one
+      for (unsigned left = folds; left != 0;) {  // four (row, head) pairs at a time; a warp of a cooperative task one
         int pair = -1;
-        for (int i = 0; i < (in_team() ? 1 : 4) && left != 0; ++i, left &= left - 1) {
-          if (in_team() || lane_ / 8 == i) pair = __ffs(left) - 1;
+        for (int i = 0; i < (is_cooperative() ? 1 : 4) && left != 0; ++i, left &= left - 1) {
+          if (is_cooperative() || lane_ / 8 == i) pair = __ffs(left) - 1;
         }
         const RowInfo& own = rows[max(pair, 0) & row_mask];
         const int fold_head = base + (max(pair, 0) >> shift);
@@ -605,41 +606,41 @@ class StreamWorker {
             return FoldStates<C::kHeadDim, kFoldAtOnce>(p_, fold, fold_head, contribution, state_stride());
           }
         }();
-        if (in_team()) folded.CombineWarp();
-        if (in_team() ? lane_ < 8 : fold.count > 0) StoreFoldedRow<T>(p_, fold, folded.m, folded.l, folded.acc);
+        if (is_cooperative()) folded.CombineWarp();
+        if (is_cooperative() ? lane_ < 8 : fold.count > 0) StoreFoldedRow<T>(p_, fold, folded.m, folded.l, folded.acc);
       }
     }
   }
 
   // Folds the states that the warp holds. No other task of the set is left.
-  __device__ void FoldHeld(const StreamTask& task) {
+  __device__ void FoldShared(const StreamTask& task) {
     const RowInfo* rows = slot().rows;
     const int lane = ptx::Here(lane_);
-    ptx::BarrierWait(&s_.stream[worker_].held_ready, slot().task.held_phase);
+    ptx::BarrierWait(&s_.stream[worker_].shared_ready, slot().task.shared_phase);
     ptx::CopyAsyncWaitAll();
     __syncwarp();  // what all lanes fetched has come, what all lanes added is written
-    const int count = slot().task.held_of_row, pairs = task.rows * (task.head_end - task.head_begin);  // (row, kv head)
+    const int count = slot().task.shared_of_row, pairs = task.rows * (task.head_end - task.head_begin);  // (row, kv head)
 #pragma unroll 1
     for (int pair = lane / 8; pair < pairs; pair += 4) {  // eight lanes a pair
       const int head = SmallQuotient(pair, task.rows);
       const RowInfo& info = rows[pair - head * task.rows];
       const FoldRow fold{
           .count = count, .q_row = info.q_row, .qo_head = (task.head_begin + head) * p_.group_size + info.head_in_group};
-      FoldRowInShared<T, C::kHeadDim>(p_, fold, held().acc[pair * count], held().ml + pair * count);
+      FoldRowInShared<T, C::kHeadDim>(p_, fold, shared_states().acc[pair * count], shared_states().ml + pair * count);
     }
     ptx::FenceProxyAsync();  // these accesses before the copy engine's next ones
   }
 
-  __device__ __forceinline__ void AwaitTeam() const { ptx::NamedBarrierSync(kTeamBarrier, C::kStreamWarps * 32); }
+  __device__ __forceinline__ void AwaitCta() const { ptx::NamedBarrierSync(kCooperativeBarrier, C::kStreamWarps * 32); }
 
-  // What the team's warps hold of each row becomes the row's output, or one state. Each warp takes the rows `worker` and
+  // The states that the CTA's warps have of each row become the row's output, or one state. Each warp takes the rows `worker` and
   // `worker` + 8, sixteen lanes a row.
-  __device__ void CombineTeam(const StreamTask& task) {
+  __device__ void CombineCta(const StreamTask& task) {
     constexpr int kRowLanes = 16, kVectors = C::kHeadDim / 4 / kRowLanes;
-    static_assert(C::kStreamWarps == 8 && 2 * C::kStreamWarps == kStreamRows && kHeldStates == kStreamRows);
-    AwaitTeam();  // all states are in shared memory
+    static_assert(C::kStreamWarps == 8 && 2 * C::kStreamWarps == kStreamRows && kSharedStates == kStreamRows);
+    AwaitCta();  // all states are in shared memory
     const int lane = lane_ % kRowLanes, row = worker_ + lane_ / kRowLanes * C::kStreamWarps;
-    const float2 ml = s_.held[lane % 8].ml[row];
+    const float2 ml = s_.shared_states[lane % 8].ml[row];
     const float m = MaxOfEight(ml.x), weight = StateWeight(ml.x, m);
     const float l = SumOfEight(weight * ml.y);
     float acc[kVectors][4] = {};
@@ -648,12 +649,12 @@ class StreamWorker {
       const float of_warp = __shfl_sync(kAllLanes, weight, w, 8);
       float4 v[kVectors];
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) v[i] = reinterpret_cast<const float4*>(s_.held[w].acc[row])[lane + i * kRowLanes];
+      for (int i = 0; i < kVectors; ++i) v[i] = reinterpret_cast<const float4*>(s_.shared_states[w].acc[row])[lane + i * kRowLanes];
       AddState(of_warp, v, acc);
     }
     const RowInfo& info = slot().rows[row];
     if (row >= task.rows) {
-      // What its place held was not of this task.
+      // Its place had a state of another task.
     } else if (info.state == kDirect) {
       const FoldRow direct{.q_row = info.q_row, .qo_head = task.head_begin * p_.group_size + info.head_in_group};
       StoreFoldedRow<T, kRowLanes>(p_, direct, m, l, acc);

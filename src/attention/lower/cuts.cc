@@ -7,64 +7,65 @@
 
 namespace coppice::attention {
 
-bool ItemLowering::Cut(const ForestIndex& forest, PlanChanges& changes, int32_t pressure) {
+bool ItemLowering::Cut(const ForestIndex& forest, PlanChanges& changes, int32_t coarsening_level) {
   forest_ = &forest;
   changes_ = &changes;
-  pressure_ = pressure;
-  SetGrain();
+  coarsening_level_ = coarsening_level;
+  SetTargetTaskNs();
   SplitRanges();
   return Fits();
 }
 
-void ItemLowering::SetGrain() {
-  const double grain = GrainNs(problem_.cost, shares_.ranges_ps()) * (1 << pressure_);
-  if (grain != grain_ns_) changes_->MarkAll();
-  grain_ns_ = grain;
+void ItemLowering::SetTargetTaskNs() {
+  const double target_ns = TargetTaskNs(problem_.cost, shares_.ranges_ps()) * (1 << coarsening_level_);
+  if (target_ns != target_task_ns_) changes_->MarkAll();
+  target_task_ns_ = target_ns;
 }
 
-// Cuts ranges to the grain and adds up what the layout needs.
+// Cuts ranges to the target task time and adds up the needs of the layout.
 void ItemLowering::SplitRanges() {
   const CostModel& cost = problem_.cost;
   changes_->ForEach([&](int32_t n) {
     const NodePlan& node = shares_.node(n);
     const int32_t p = forest_->parent[n];
     const int32_t above = p == kNoParent ? 0 : contributions_to_[p];
-    RangeCuts& cuts = owners_.cuts[n] = {};
+    const RangeId shared = NodeRange(n);
+    RangeCuts& cuts = work_.cuts[shared] = {};
     Needs needs;
-    if (shares_.range(n).rows > 0) {
+    if (shares_.range(shared).rows > 0) {
       cuts.contributions_above = above;
-      ShapeOwner(n);
+      ShapeRange(shared);
       const bool ends_here = !forest_->IsLive(n) && node.share_end == forest_->end[n] &&
                              forest_->BranchesAt(n).size() == forest_->BranchesBelow(n).size();
       cuts.writes_states = above + cuts.pieces > 1 || !ends_here;
-      needs = NeedsOf(n);
-    } else if (node.absorbed()) {  // its first reader
+      needs = NeedsOf(shared);
+    } else if (node.is_read_per_child()) {  // its first reader
       needs.memory_ps = Picoseconds(node.tokens * (cost.rates().read_ns - cost.RereadNs(node.tokens)));
     }
-    SetNeeds(n, needs);
+    SetNeeds(shared, needs);
     const int32_t contributions = above + cuts.pieces;
     if (contributions != std::exchange(contributions_to_[n], contributions)) changes_->MarkChildren(n);
     for (int32_t b : forest_->BranchesAt(n)) {
       tiles_.ForEachTile(b, [&](const RowTile& tile) {
-        RangeCuts& own = owners_.cuts[tile.owner] = {};
+        RangeCuts& own = work_.cuts[tile.range_id] = {};
         own.contributions_above = contributions;
-        if (shares_.range(tile.owner).rows > 0) ShapeOwner(tile.owner);
+        if (shares_.range(tile.range_id).rows > 0) ShapeRange(tile.range_id);
         const int32_t total = contributions + own.pieces;
         own.writes_states = total > 1;
-        Needs own_needs = NeedsOf(tile.owner);
+        Needs own_needs = NeedsOf(tile.range_id);
         own_needs.contributions = tile.num_sets * BlockPool::Rounded(total);
         own_needs.too_deep = problem_.traits.max_set_contributions > 0 && total > problem_.traits.max_set_contributions;
         if (total > 1) own_needs.overhead_ps += Picoseconds(tile.num_sets * cost.rates().merge_ns);
-        SetNeeds(tile.owner, own_needs);
+        SetNeeds(tile.range_id, own_needs);
       });
     }
   });
 }
 
-ItemLowering::Needs ItemLowering::NeedsOf(int32_t owner) const {
-  const RangeCuts& cuts = owners_.cuts[owner];
+ItemLowering::Needs ItemLowering::NeedsOf(RangeId range_id) const {
+  const RangeCuts& cuts = work_.cuts[range_id];
   if (cuts.pieces == 0) return {};
-  const ShareRange& range = shares_.range(owner);
+  const ShareRange& range = shares_.range(range_id);
   const Load load = costs_.Of(range, cuts.row_groups, cuts.pieces);
   Needs needs{.memory_ps = Picoseconds(load.memory_ns),
               .compute_ps = Picoseconds(load.compute_ns),
@@ -80,9 +81,9 @@ ItemLowering::Needs ItemLowering::NeedsOf(int32_t owner) const {
   return needs;
 }
 
-void ItemLowering::SetNeeds(int32_t owner, const Needs& needs) {
-  total_needs_ -= owners_.needs[owner];
-  owners_.needs[owner] = needs;
+void ItemLowering::SetNeeds(RangeId range_id, const Needs& needs) {
+  total_needs_ -= work_.needs[range_id];
+  work_.needs[range_id] = needs;
   total_needs_ += needs;
 }
 
@@ -100,23 +101,23 @@ Load ItemLowering::TotalLoad() const {
 }
 
 // Pieces along KV, groups along the rows, kv heads per task.
-void ItemLowering::ShapeOwner(int32_t owner) {
+void ItemLowering::ShapeRange(RangeId range_id) {
   const CostModel& cost = problem_.cost;
   const BackendTraits& traits = problem_.traits;
   const int32_t num_kv_heads = problem_.spec.num_kv_heads;
-  const ShareRange& range = shares_.range(owner);
-  RangeCuts& cuts = owners_.cuts[owner];
+  const ShareRange& range = shares_.range(range_id);
+  RangeCuts& cuts = work_.cuts[range_id];
   const int32_t tokens = range.planned_tokens();
   const RowCosts& all_rows = costs_.Of(range.rows);
   // Of one head on one worker. Where steps are sums, what the step counts: tokens that others read too come from the cache.
   const double whole_ns = cost.has_latencies()
                               ? tokens * all_rows.token_ns + cost.machine().item_fixed_ns
-                              : static_cast<double>(shares_.range_ps(owner)) * 1e-3 * cost.workers() / num_kv_heads;
+                              : static_cast<double>(shares_.range_ps(range_id)) * 1e-3 * cost.workers() / num_kv_heads;
   int32_t wanted = all_rows.row_groups, groups = wanted;
-  if (!traits.cuts_kv && whole_ns > groups * grain_ns_) {
-    wanted = TasksOfGrain(whole_ns, grain_ns_);
-    // Cutting rows reads the range again, from the cache; cutting KV writes more states. Take the cheaper. Whoever forces sharing
-    // wants each token read once.
+  if (!traits.cuts_kv && whole_ns > groups * target_task_ns_) {
+    wanted = TasksOfAtMost(whole_ns, target_task_ns_);
+    // Cutting rows reads the range again, from the cache; cutting KV writes more states. Take the cheaper. Forced sharing reads
+    // each token once.
     const int32_t by_rows = std::min(wanted, CeilDiv(range.rows, traits.dense_tile_rows));
     if (by_rows > groups && !problem_.options.force_sharing) {
       const double reread_ns = static_cast<double>(int64_t{tokens} * (by_rows - groups)) * cost.RereadNs(tokens);
@@ -130,32 +131,32 @@ void ItemLowering::ShapeOwner(int32_t owner) {
     cuts.group_rows = RoundUp(CeilDiv(range.rows, groups), traits.dense_tile_rows);
     if (traits.max_item_rows > 0) cuts.group_rows = std::min(cuts.group_rows, traits.max_item_rows);
     cuts.row_groups = 0;
-    ForEachRowGroup(owner, cuts.group_rows, [&](const RowGroup&) { ++cuts.row_groups; });
+    ForEachRowGroup(range_id, cuts.group_rows, [&](const RowGroup&) { ++cuts.row_groups; });
   }
-  if (traits.cuts_kv) {  // its lowering cuts blocks of rows, puts heads together, and outside deterministic mode cuts along KV
-    owners_.heads_per_task[owner] = 1;
-    const bool cut = problem_.spec.deterministic && pressure_ < kMaxPressure;
-    CutRange(owner, cut ? costs_.PiecesToLower(range.rows, tokens, grain_ns_) : 1);
+  if (traits.cuts_kv) {  // its lowering cuts blocks of rows, chooses heads per task, and outside deterministic mode cuts along KV
+    work_.heads_per_task[range_id] = 1;
+    const bool cut = problem_.spec.deterministic && coarsening_level_ < kMaxCoarseningLevel;
+    CutRange(range_id, cut ? costs_.PiecesToLower(range.rows, tokens, target_task_ns_) : 1);
     return;
   }
   const RowCosts& group = cuts.row_groups == 1 ? all_rows : costs_.Of(CeilDiv(range.rows, cuts.row_groups));
   int32_t pieces = 1;
-  if (wanted > cuts.row_groups && pressure_ < kMaxPressure) {
+  if (wanted > cuts.row_groups && coarsening_level_ < kMaxCoarseningLevel) {
     pieces = std::clamp(CeilDiv(wanted, cuts.row_groups), 1, std::max(1, tokens / group.shortest_piece));
   }
-  CutRange(owner, pieces);
+  CutRange(range_id, pieces);
   const double piece_ns = group.token_ns * tokens / cuts.pieces + cost.machine().item_fixed_ns;
   const double least = kMinTaskStarts * cost.machine().item_fixed_ns;
-  const int32_t heads = least <= piece_ns ? 1 : static_cast<int32_t>(std::min(least / piece_ns + 1, grain_ns_ / piece_ns));
+  const int32_t heads = least <= piece_ns ? 1 : static_cast<int32_t>(std::min(least / piece_ns + 1, target_task_ns_ / piece_ns));
   const int32_t most = traits.max_heads_per_task > 0 ? std::min(traits.max_heads_per_task, num_kv_heads) : num_kv_heads;
-  owners_.heads_per_task[owner] = std::clamp(heads, 1, most);
+  work_.heads_per_task[range_id] = std::clamp(heads, 1, most);
 }
 
 // Cuts at absolute multiples: of the KV tile, or where deterministic mode allows (plan.h, (a) to (d)).
-void ItemLowering::CutRange(int32_t owner, int32_t pieces) {
+void ItemLowering::CutRange(RangeId range_id, int32_t pieces) {
   const BackendTraits& traits = problem_.traits;
-  const ShareRange& range = shares_.range(owner);
-  RangeCuts& cuts = owners_.cuts[owner];
+  const ShareRange& range = shares_.range(range_id);
+  RangeCuts& cuts = work_.cuts[range_id];
   cuts.unit_pieces = 0;
   if (!problem_.spec.deterministic) {
     cuts.pieces = 1;
@@ -169,12 +170,12 @@ void ItemLowering::CutRange(int32_t owner, int32_t pieces) {
   }
   const int32_t end = range.end == kLive ? problem_.LaidOutEnd(range.max_query + 1) : range.end;
   static_cast<KvCuts&>(cuts) = CutDeterministically(
-      {.begin = range.begin, .end = end, .contributions_above = cuts.contributions_above, .is_tile = problem_.IsTile(owner)},
+      {.begin = range.begin, .end = end, .contributions_above = cuts.contributions_above, .is_tile = problem_.IsTile(range_id)},
       pieces, problem_.share_unit, traits.cuts_kv);
 }
 
-int32_t ItemLowering::PieceBegin(int32_t owner, int32_t piece) const {
-  return owners_.cuts[owner].PieceBegin(shares_.range(owner).begin, problem_.share_unit, piece);
+int32_t ItemLowering::PieceBegin(RangeId range_id, int32_t piece) const {
+  return work_.cuts[range_id].PieceBegin(shares_.range(range_id).begin, problem_.share_unit, piece);
 }
 
 }  // namespace coppice::attention

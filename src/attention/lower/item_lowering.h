@@ -20,7 +20,7 @@
 
 namespace coppice::attention {
 
-// How an owner's range is cut: `pieces` along KV times `row_groups` along the rows.
+// How a range is cut: `pieces` along KV times `row_groups` along the rows.
 struct RangeCuts : KvCuts {
   int32_t row_groups = 0, group_rows = 0;  // rows that a row group may hold
   int32_t contributions_above = 0;         // of its merge sets, from shared nodes above
@@ -37,30 +37,30 @@ class ItemLowering {
   void Layout(Arena& arena);
 
   // A node or row tile that is no more; the sets of a branch, before they are given back, with its row tiles.
-  void RetireOwner(int32_t owner);
+  void RetireRange(RangeId range_id);
   void RetireSets(int32_t branch);
   // Nothing is laid out any more. All nodes need to be marked after it.
   void Clear();
 
-  // What changes from now on is what View tells.
+  // View lists the changes from now on.
   void Begin();
-  // The stages for one forest, in order, after the share plan's. Cut: whether what comes of it fits the capacity; more pressure
-  // cuts less.
-  bool Cut(const ForestIndex& forest, PlanChanges& changes, int32_t pressure);
-  // Lays every owner out whose work changed; false if the pools are too fragmented: Clear and mark all nodes then.
+  // The stages for one forest, in order, after the share plan's. Cut: whether the result fits the capacity; a higher coarsening
+  // level cuts less.
+  bool Cut(const ForestIndex& forest, PlanChanges& changes, int32_t coarsening_level);
+  // Lays out every range whose work changed; false if the pools are too fragmented: Clear and mark all nodes then.
   bool LayOut();
   void FillQueues();
 
-  // What came of it.
+  // The result.
   PlanView View() const;
-  const RangeCuts& cuts(int32_t owner) const { return owners_.cuts[owner]; }
-  int32_t heads_per_task(int32_t owner) const { return owners_.heads_per_task[owner]; }
-  double grain_ns() const { return grain_ns_; }
+  const RangeCuts& cuts(RangeId range_id) const { return work_.cuts[range_id]; }
+  int32_t heads_per_task(RangeId range_id) const { return work_.heads_per_task[range_id]; }
+  double target_task_ns() const { return target_task_ns_; }
   int32_t num_items() const { return queues_.num_compute + queues_.num_bandwidth; }
   int32_t sets_laid_out() const { return sets_laid_out_; }  // for the last forest
   Load TotalLoad() const;
 
-  // What Stats counts, kept with every change. Tokens are sums over branches: a constant, and so many times the branch's length.
+  // Counts for Stats, kept with every change. Tokens are sums over branches: a constant, and so many times the branch's length.
   std::span<const int32_t> open_reads() const { return totals_.open_reads; }  // [B] items that read to its end
   int64_t closed_reads() const { return totals_.closed_reads; }               // what items read, an open end taken as 0
   bool reads_ahead() const { return totals_.reads_ahead; }                    // an item begins or ends past its branch's length
@@ -74,7 +74,7 @@ class ItemLowering {
     RangeCuts cuts;
     bool operator==(const LaidOut&) const = default;
   };
-  // What an owner adds to the step's time and to the layout.
+  // A range's part of the step's time and of the layout.
   struct Needs {
     int64_t memory_ps = 0, compute_ps = 0, overhead_ps = 0;
     int64_t items = 0, members = 0, states = 0, contributions = 0;  // slots; states in rows
@@ -93,7 +93,7 @@ class ItemLowering {
       return *this;
     }
   };
-  // Where an owner's parts lie.
+  // Where a range's parts lie.
   struct Blocks {
     int32_t items = 0, num_items = 0;
     int32_t members = 0, num_members = 0;
@@ -104,13 +104,13 @@ class ItemLowering {
     int32_t first_member = 0, num_members = 0;
     int32_t first_row = 0, rows = 0;
   };
-  struct OwnerWork {            // [owners]
-    std::span<RangeCuts> cuts;  // as wanted
-    std::span<int32_t> heads_per_task;
-    std::span<LaidOut> laid_out;
-    std::span<Needs> needs;
-    std::span<Blocks> blocks;
-    std::span<uint8_t> relaid;  // that were laid out again
+  struct RangeWork {
+    ByRange<RangeCuts> cuts;  // as wanted
+    ByRange<int32_t> heads_per_task;
+    ByRange<LaidOut> laid_out;
+    ByRange<Needs> needs;
+    ByRange<Blocks> blocks;
+    ByRange<uint8_t> relaid;  // that were laid out again
   };
   struct SetWork {                // [sets]
     std::span<int32_t> capacity;  // slots of its contribution block
@@ -131,12 +131,12 @@ class ItemLowering {
     int32_t num_compute = 0, num_bandwidth = 0;
   };
   // PlanView::changed_items and changed_sets.
-  struct Told {
+  struct ChangedList {
     std::span<int32_t> items, sets;
-    std::span<uint8_t> is_told;  // [sets] among the changed ones
+    std::span<uint8_t> is_listed;  // [sets] among the changed ones
     int32_t num_items = 0, num_sets = 0;
   };
-  // What Stats counts: the accessors above say how.
+  // Counts for Stats: the accessors above say how.
   struct Totals {
     std::span<int32_t> open_reads;
     int64_t closed_reads = 0;
@@ -145,30 +145,30 @@ class ItemLowering {
   };
 
   // cuts.cc
-  void SetGrain();
+  void SetTargetTaskNs();
   void SplitRanges();
   bool Fits() const;
-  void ShapeOwner(int32_t owner);
-  void CutRange(int32_t owner, int32_t pieces);
-  int32_t PieceBegin(int32_t owner, int32_t piece) const;
-  Needs NeedsOf(int32_t owner) const;
-  void SetNeeds(int32_t owner, const Needs& needs);
+  void ShapeRange(RangeId range_id);
+  void CutRange(RangeId range_id, int32_t pieces);
+  int32_t PieceBegin(RangeId range_id, int32_t piece) const;
+  Needs NeedsOf(RangeId range_id) const;
+  void SetNeeds(RangeId range_id, const Needs& needs);
   // layout.cc
-  void FreeBlocks(int32_t owner);
-  bool EmitOwner(int32_t owner);
-  LaidOut AsCut(int32_t owner) const;
+  void FreeBlocks(RangeId range_id);
+  bool EmitRange(RangeId range_id);
+  LaidOut AsCut(RangeId range_id) const;
   uint8_t FlagsOf(const ShareRange& range, int32_t begin, int32_t end) const;
   bool ReserveContributions(int32_t set, int32_t count);
-  void TellSet(int32_t set);
+  void MarkChanged(int32_t set);
   void CountContributions(const MergeSet& set, int32_t sign);
   void FillContributions();
-  void FillOwner(int32_t owner, bool all_members);
+  void FillRange(RangeId range_id, bool all_members);
   void CountRead(const WorkItem& item);
 
   template <class F>
-  void ForEachMember(int32_t owner, F&& f) const;
+  void ForEachMember(RangeId range_id, F&& f) const;
   template <class F>
-  void ForEachRowGroup(int32_t owner, int32_t group_rows, F&& f) const;
+  void ForEachRowGroup(RangeId range_id, int32_t group_rows, F&& f) const;
 
   const PlanProblem& problem_;
   const RangeCosts& costs_;
@@ -176,45 +176,45 @@ class ItemLowering {
   RowTiles& tiles_;
   const ForestIndex* forest_ = nullptr;  // of the last Cut
   PlanChanges* changes_ = nullptr;
-  int32_t pressure_ = 0;
+  int32_t coarsening_level_ = 0;
 
-  OwnerWork owners_;
+  RangeWork work_;
   std::span<int32_t> contributions_to_;  // [N] of sets below, up to and including this node
   std::span<int32_t> touched_below_;     // [N] of marked nodes: touched sets of their subtrees
   SetWork sets_;
-  double grain_ns_ = 0;
+  double target_task_ns_ = 0;
   Needs total_needs_;
   int32_t sets_laid_out_ = 0;
 
   Pools pools_;
   List list_;
   Queues queues_;
-  Told told_;
+  ChangedList changed_;
   Totals totals_;
 };
 
 template <class F>
-void ItemLowering::ForEachMember(int32_t owner, F&& f) const {
-  if (problem_.IsTile(owner)) {
-    tiles_.ForEachSet(owner - problem_.capacity.max_nodes, shares_.range(owner).num_sets, f);
+void ItemLowering::ForEachMember(RangeId range_id, F&& f) const {
+  if (problem_.IsTile(range_id)) {
+    tiles_.ForEachSet(problem_.FirstSetOf(range_id), shares_.range(range_id).num_sets, f);
     return;
   }
-  for (int32_t b : forest_->BranchesBelow(owner)) tiles_.ForEachSet(b, tiles_.NumSets(b), f);
+  for (int32_t b : forest_->BranchesBelow(NodeOf(range_id))) tiles_.ForEachSet(b, tiles_.NumSets(b), f);
 }
 
 // Row groups take members in order while they fit; a merge set is never split.
 template <class F>
-void ItemLowering::ForEachRowGroup(int32_t owner, int32_t group_rows, F&& f) const {
-  const ShareRange& range = shares_.range(owner);
+void ItemLowering::ForEachRowGroup(RangeId range_id, int32_t group_rows, F&& f) const {
+  const ShareRange& range = shares_.range(range_id);
   if (range.rows <= group_rows) {
-    const int32_t branch =
-        problem_.IsTile(owner) ? tiles_.sets()[owner - problem_.capacity.max_nodes].branch : forest_->BranchesBelow(owner)[0];
+    const int32_t branch = problem_.IsTile(range_id) ? tiles_.sets()[problem_.FirstSetOf(range_id)].branch
+                                                     : forest_->BranchesBelow(NodeOf(range_id))[0];
     f(RowGroup{.branch = branch, .num_members = range.num_sets, .rows = range.rows});
     return;
   }
   RowGroup group;
   int32_t position = 0;
-  ForEachMember(owner, [&](int32_t set) {
+  ForEachMember(range_id, [&](int32_t set) {
     const int32_t rows = tiles_.RowsOf(set);
     if (group.rows > 0 && rows > group_rows - group.rows) {
       f(group);

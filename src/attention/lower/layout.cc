@@ -23,13 +23,13 @@ int32_t TimeClass(uint32_t ns) {
 
 void ItemLowering::Layout(Arena& arena) {
   const PlanSizes& sizes = problem_.sizes;
-  const int32_t num_nodes = problem_.capacity.max_nodes, num_owners = problem_.num_owners(), num_sets = sizes.max_merge_sets;
-  owners_.cuts = arena.Take<RangeCuts>(num_owners);
-  owners_.heads_per_task = arena.Take<int32_t>(num_owners);
-  owners_.laid_out = arena.Take<LaidOut>(num_owners);
-  owners_.needs = arena.Take<Needs>(num_owners);
-  owners_.blocks = arena.Take<Blocks>(num_owners);
-  owners_.relaid = arena.Take<uint8_t>(num_owners);
+  const int32_t num_nodes = problem_.capacity.max_nodes, num_ranges = problem_.num_ranges(), num_sets = sizes.max_merge_sets;
+  work_.cuts = arena.Take<RangeCuts>(num_ranges);
+  work_.heads_per_task = arena.Take<int32_t>(num_ranges);
+  work_.laid_out = arena.Take<LaidOut>(num_ranges);
+  work_.needs = arena.Take<Needs>(num_ranges);
+  work_.blocks = arena.Take<Blocks>(num_ranges);
+  work_.relaid = arena.Take<uint8_t>(num_ranges);
   contributions_to_ = arena.Take<int32_t>(num_nodes);
   touched_below_ = arena.Take<int32_t>(num_nodes);
   sets_.capacity = arena.Take<int32_t>(num_sets);
@@ -45,15 +45,15 @@ void ItemLowering::Layout(Arena& arena) {
   queues_.item_class = arena.Take<uint16_t>(sizes.max_items);
   queues_.compute = arena.Take<int32_t>(sizes.max_items);
   queues_.bandwidth = arena.Take<int32_t>(sizes.max_items);
-  told_.items = arena.Take<int32_t>(sizes.max_items);
-  told_.sets = arena.Take<int32_t>(num_sets);
-  told_.is_told = arena.Take<uint8_t>(num_sets);
+  changed_.items = arena.Take<int32_t>(sizes.max_items);
+  changed_.sets = arena.Take<int32_t>(num_sets);
+  changed_.is_listed = arena.Take<uint8_t>(num_sets);
   totals_.open_reads = arena.Take<int32_t>(problem_.capacity.max_branches);
 }
 
 void ItemLowering::Begin() {
-  for (const int32_t set : told_.sets.first(told_.num_sets)) told_.is_told[set] = 0;
-  told_.num_items = told_.num_sets = 0;
+  for (const int32_t set : changed_.sets.first(changed_.num_sets)) changed_.is_listed[set] = 0;
+  changed_.num_items = changed_.num_sets = 0;
 }
 
 PlanView ItemLowering::View() const {
@@ -66,8 +66,8 @@ PlanView ItemLowering::View() const {
           .compute_queue = queues_.compute.first(queues_.num_compute),
           .bandwidth_queue = queues_.bandwidth.first(queues_.num_bandwidth),
           .num_states = pools_.states.used() * problem_.spec.num_kv_heads,
-          .changed_items = told_.items.first(told_.num_items),
-          .changed_sets = told_.sets.first(told_.num_sets)};
+          .changed_items = changed_.items.first(changed_.num_items),
+          .changed_sets = changed_.sets.first(changed_.num_sets)};
 }
 
 void ItemLowering::Clear() {
@@ -76,53 +76,53 @@ void ItemLowering::Clear() {
   pools_.members.Clear();
   pools_.contributions.Clear();
   pools_.states.Clear();
-  std::ranges::fill(owners_.laid_out, LaidOut{});
-  std::ranges::fill(owners_.blocks, Blocks{});
+  std::ranges::fill(work_.laid_out, LaidOut{});
+  std::ranges::fill(work_.blocks, Blocks{});
   std::ranges::fill(sets_.capacity, 0);
-  told_.num_items = 0;  // all are laid out again, and told
+  changed_.num_items = 0;  // all are laid out again, and listed
 }
 
-void ItemLowering::RetireOwner(int32_t owner) {
-  FreeBlocks(owner);
-  owners_.cuts[owner] = {};
-  if (!problem_.IsTile(owner)) contributions_to_[owner] = 0;
-  SetNeeds(owner, {});
+void ItemLowering::RetireRange(RangeId range_id) {
+  FreeBlocks(range_id);
+  work_.cuts[range_id] = {};
+  if (!problem_.IsTile(range_id)) contributions_to_[NodeOf(range_id)] = 0;
+  SetNeeds(range_id, {});
 }
 
 void ItemLowering::RetireSets(int32_t branch) {
   tiles_.ForEachSet(branch, tiles_.NumSets(branch), [&](int32_t set) {
     const MergeSet& merge_set = tiles_.sets()[set];
     CountContributions(merge_set, -1);
-    RetireOwner(problem_.TileOwner(set));
+    RetireRange(problem_.TileRange(set));
     pools_.contributions.Free(merge_set.contribution_begin, sets_.capacity[set]);
     sets_.capacity[set] = 0;
-    TellSet(set);
+    MarkChanged(set);
   });
 }
 
-// Lays out every owner whose work changed and refreshes the flags and times of marked ones.
+// Lays out every range whose work changed and refreshes the flags and times of marked ones.
 bool ItemLowering::LayOut() {
   sets_laid_out_ = 0;
   std::ranges::fill(sets_.touched, 0);
   // Give back first, so that the new layout finds room.
-  const auto give_back = [&](int32_t owner, bool members_changed) {
-    owners_.relaid[owner] = members_changed || !(AsCut(owner) == owners_.laid_out[owner]);
-    if (owners_.relaid[owner]) FreeBlocks(owner);
+  const auto give_back = [&](RangeId range_id, bool members_changed) {
+    work_.relaid[range_id] = members_changed || !(AsCut(range_id) == work_.laid_out[range_id]);
+    if (work_.relaid[range_id]) FreeBlocks(range_id);
   };
   changes_->ForEach([&](int32_t n) {
     touched_below_[n] = 0;
-    give_back(n, changes_->members_changed(n) && owners_.cuts[n].pieces > 0);
+    give_back(NodeRange(n), changes_->members_changed(n) && work_.cuts[NodeRange(n)].pieces > 0);
     for (int32_t b : forest_->BranchesAt(n)) {
-      tiles_.ForEachTile(b, [&](const RowTile& tile) { give_back(tile.owner, changes_->branch_changed(b)); });
+      tiles_.ForEachTile(b, [&](const RowTile& tile) { give_back(tile.range_id, changes_->branch_changed(b)); });
     }
   });
   bool fits = true;
   changes_->ForEach([&](int32_t n) {
-    fits = fits && EmitOwner(n);
+    fits = fits && EmitRange(NodeRange(n));
     for (int32_t b : forest_->BranchesAt(n)) {
       tiles_.ForEachTile(b, [&](const RowTile& tile) {
-        fits = fits && EmitOwner(tile.owner);
-        const int32_t total = contributions_to_[n] + owners_.cuts[tile.owner].pieces;
+        fits = fits && EmitRange(tile.range_id);
+        const int32_t total = contributions_to_[n] + work_.cuts[tile.range_id].pieces;
         tiles_.ForEachSet(tile.first_set, tile.num_sets, [&](int32_t set) {
           if (!changes_->branch_changed(b) && sets_.capacity[set] == total) return;
           fits = fits && ReserveContributions(set, total);
@@ -135,28 +135,28 @@ bool ItemLowering::LayOut() {
   return fits;
 }
 
-ItemLowering::LaidOut ItemLowering::AsCut(int32_t owner) const {
-  const ShareRange& range = shares_.range(owner);
-  return {.begin = range.begin, .end = range.end, .rows = range.rows, .num_sets = range.num_sets, .cuts = owners_.cuts[owner]};
+ItemLowering::LaidOut ItemLowering::AsCut(RangeId range_id) const {
+  const ShareRange& range = shares_.range(range_id);
+  return {.begin = range.begin, .end = range.end, .rows = range.rows, .num_sets = range.num_sets, .cuts = work_.cuts[range_id]};
 }
 
-void ItemLowering::FreeBlocks(int32_t owner) {
-  Blocks& blocks = owners_.blocks[owner];
+void ItemLowering::FreeBlocks(RangeId range_id) {
+  Blocks& blocks = work_.blocks[range_id];
   std::ranges::fill(list_.items.subspan(blocks.items, blocks.num_items), WorkItem{});
   pools_.items.Free(blocks.items, blocks.num_items);
   pools_.members.Free(blocks.members, blocks.num_members);
   pools_.states.Free(blocks.states, blocks.num_states);
   blocks = {};
-  owners_.laid_out[owner] = {};
+  work_.laid_out[range_id] = {};
 }
 
-bool ItemLowering::EmitOwner(int32_t owner) {
-  const RangeCuts& cuts = owners_.cuts[owner];
+bool ItemLowering::EmitRange(RangeId range_id) {
+  const RangeCuts& cuts = work_.cuts[range_id];
   if (cuts.pieces == 0) return true;
-  const ShareRange& range = shares_.range(owner);
-  const int32_t num_kv_heads = problem_.spec.num_kv_heads, heads_per_task = owners_.heads_per_task[owner];
-  Blocks& blocks = owners_.blocks[owner];
-  if (owners_.laid_out[owner].cuts.pieces == 0) {
+  const ShareRange& range = shares_.range(range_id);
+  const int32_t num_kv_heads = problem_.spec.num_kv_heads, heads_per_task = work_.heads_per_task[range_id];
+  Blocks& blocks = work_.blocks[range_id];
+  if (work_.laid_out[range_id].cuts.pieces == 0) {
     const Blocks wanted{.num_items = cuts.num_items(),
                         .num_members = range.num_sets,
                         .num_states = cuts.writes_states ? cuts.pieces * range.rows : 0};
@@ -167,20 +167,20 @@ bool ItemLowering::EmitOwner(int32_t owner) {
     blocks = wanted;
     blocks.items = items, blocks.members = members, blocks.states = states;
     int32_t* member = list_.members.data() + members;
-    ForEachMember(owner, [&](int32_t set) { *member++ = set; });
+    ForEachMember(range_id, [&](int32_t set) { *member++ = set; });
   }
-  owners_.laid_out[owner] = AsCut(owner);
+  work_.laid_out[range_id] = AsCut(range_id);
   int32_t k = 0;
-  ForEachRowGroup(owner, cuts.group_rows, [&](const RowGroup& group) {
+  ForEachRowGroup(range_id, cuts.group_rows, [&](const RowGroup& group) {
     for (int32_t piece = 0; piece < cuts.pieces; ++piece) {
       const bool last = piece + 1 == cuts.pieces;
-      const int32_t begin = PieceBegin(owner, piece), end = last ? range.end : PieceBegin(owner, piece + 1);
+      const int32_t begin = PieceBegin(range_id, piece), end = last ? range.end : PieceBegin(range_id, piece + 1);
       const int32_t tokens = std::max(0, (last ? range.planned_end : end) - begin);
       const double ns = tokens * costs_.Of(group.rows).token_ns * heads_per_task + problem_.cost.machine().item_fixed_ns;
       const int32_t id = blocks.items + piece * cuts.row_groups + k;
       WorkItem& item = list_.items[id];
       const uint8_t flags = FlagsOf(range, begin, end);
-      if (owners_.relaid[owner] || item.flags != flags || item.page_row != group.branch) told_.items[told_.num_items++] = id;
+      if (work_.relaid[range_id] || item.flags != flags || item.page_row != group.branch) changed_.items[changed_.num_items++] = id;
       item = {.kind = problem_.cost.tiles().KindOf(group.rows),
               .flags = flags,
               .heads_per_task = static_cast<uint16_t>(heads_per_task),
@@ -220,12 +220,12 @@ bool ItemLowering::ReserveContributions(int32_t set, int32_t count) {
   merge_set.contribution_count = count;
   CountContributions(merge_set, 1);
   sets_.touched[set] = 1;
-  TellSet(set);
+  MarkChanged(set);
   return true;
 }
 
-void ItemLowering::TellSet(int32_t set) {
-  if (std::exchange(told_.is_told[set], uint8_t{1}) == 0) told_.sets[told_.num_sets++] = set;
+void ItemLowering::MarkChanged(int32_t set) {
+  if (std::exchange(changed_.is_listed[set], uint8_t{1}) == 0) changed_.sets[changed_.num_sets++] = set;
 }
 
 void ItemLowering::CountContributions(const MergeSet& set, int32_t sign) {
@@ -235,25 +235,26 @@ void ItemLowering::CountContributions(const MergeSet& set, int32_t sign) {
   }
 }
 
-// An owner's pieces stand, in order, after the contributions from above: so each set's contributions come in path order. An owner
-// that was laid out again tells all its sets; the others only the sets that need everything again.
+// A range's pieces stand, in order, after the contributions from above: so each set's contributions come in path order. A range
+// that was laid out again lists all its sets; the others only the sets that need everything again.
 void ItemLowering::FillContributions() {
   changes_->ForEachUpwards([&](int32_t n) {
     if (const int32_t p = forest_->parent[n]; p != kNoParent) touched_below_[p] += touched_below_[n];
   });
   int32_t counted_to = 0;  // position up to which the branches' sets were counted as laid out
   changes_->ForEach([&](int32_t n) {
-    const bool relaid = owners_.relaid[n] && owners_.cuts[n].pieces > 0;
+    const RangeId shared = NodeRange(n);
+    const bool relaid = work_.relaid[shared] && work_.cuts[shared].pieces > 0;
     if (relaid && forest_->first_member[n] >= counted_to) {
       sets_laid_out_ += shares_.node(n).num_sets;
       counted_to = forest_->last_member[n];
     }
-    if (relaid || touched_below_[n] > 0) FillOwner(n, relaid);
+    if (relaid || touched_below_[n] > 0) FillRange(shared, relaid);
     for (int32_t b : forest_->BranchesAt(n)) {
       int32_t rewritten = 0;
       tiles_.ForEachTile(b, [&](const RowTile& tile) {
-        const bool all = owners_.relaid[tile.owner];
-        FillOwner(tile.owner, all);
+        const bool all = work_.relaid[tile.range_id];
+        FillRange(tile.range_id, all);
         if (all) {
           rewritten += tile.num_sets;
           return;
@@ -265,15 +266,15 @@ void ItemLowering::FillContributions() {
   });
 }
 
-void ItemLowering::FillOwner(int32_t owner, bool all_members) {
-  const RangeCuts& cuts = owners_.cuts[owner];
-  const int32_t first_item = owners_.blocks[owner].items;
+void ItemLowering::FillRange(RangeId range_id, bool all_members) {
+  const RangeCuts& cuts = work_.cuts[range_id];
+  const int32_t first_item = work_.blocks[range_id].items;
   if (cuts.pieces == 0) return;
   const std::span<const MergeSet> sets = tiles_.sets();
   for (int32_t group = 0; group < cuts.row_groups; ++group) {
     const WorkItem& first = list_.items[first_item + group];
     const std::span<const int32_t> members = list_.members.subspan(first.member_begin, first.member_count);
-    int32_t rows = shares_.range(owner).rows;
+    int32_t rows = shares_.range(range_id).rows;
     if (cuts.row_groups > 1) {
       rows = 0;
       for (int32_t set : members) rows += tiles_.RowsOf(set);

@@ -1,5 +1,5 @@
-// Share or absorb, node by node: prices of the two resources, the two costs; then the whole step. docs/attention.md, "What is
-// decided". Layer: attention.
+// Share or read per child, node by node: prices of the two resources, the two costs; then the whole step. docs/attention.md, "What
+// is decided". Layer: attention.
 #include "attention/share/share_plan.h"
 
 #include <algorithm>
@@ -13,11 +13,11 @@ std::string_view Name(Decision decision) {
     case Decision::kNothing: return "nothing to decide";
     case Decision::kOnlyConsumer: return "read on by the only consumer";
     case Decision::kPolicy: return "not shared by policy";
-    case Decision::kAbsorbed: return "absorbed";
+    case Decision::kReadPerChild: return "read per child";
     case Decision::kShared: return "shared";
     case Decision::kForced: return "shared by force";
-    case Decision::kCapacity: return "absorbed for lack of capacity";
-    case Decision::kNoGain: return "absorbed since the step gains nothing";
+    case Decision::kCapacity: return "read per child for lack of capacity";
+    case Decision::kNoGain: return "read per child since the step gains nothing";
   }
   return "?";
 }
@@ -28,7 +28,7 @@ std::string_view Name(Decision decision) {
 // shares nothing, and dense tiles that of their time: there they and streaming follow each other.
 void SharePlan::SetPrices() {
   if (problem_.cost.has_latencies()) {
-    const double reread_price = std::ceil(8 * RereadPrice(problem_.cost, judge_.unshared_shape())) / 8;
+    const double reread_price = std::ceil(8 * RereadPrice(problem_.cost, comparison_.unshared_shape())) / 8;
     if (reread_price != memory_price_) changes_->MarkAll();
     memory_price_ = reread_price;
     return;
@@ -39,23 +39,23 @@ void SharePlan::SetPrices() {
   compute_price_ = compute_price;
 }
 
-void SharePlan::Decide(int32_t pressure) {
-  pressure_ = pressure;
+void SharePlan::Decide(int32_t coarsening_level) {
+  coarsening_level_ = coarsening_level;
   changes_->ForEachUpwards([&](int32_t n) {
     DecideNode(n);
     ++nodes_decided_;
   });
-  JudgeStep();
+  CompareSteps();
   AssignRanges();
 }
 
-// Share: read the tokens once, multiply all rows at once, and give every merge set below one more partial state. Absorb: each
-// item below reads the tokens too, later readers from the cache. The first read is the same in both.
+// Share: read the tokens once, multiply all rows at once, and give every merge set below one more partial state. Read per child:
+// each item below reads the tokens too, later readers from the cache. The first read is the same in both.
 void SharePlan::DecideNode(int32_t n) {
   NodePlan& node = nodes_[n];
   node.below_reads = 0;
   node.below_compute = 0;
-  node.share_ns = node.absorb_ns = 0;
+  node.share_ns = node.per_child_ns = 0;
   node.own_reads = 0;
   node.own_compute = 0;
   if (node.rows == 0) {
@@ -81,8 +81,8 @@ void SharePlan::DecideNode(int32_t n) {
   }
   const double tokens = node.tokens, reread = problem_.cost.RereadNs(node.tokens);
   const auto reads_ns = [&](int32_t reads) { return tokens * memory_price_ * (reads - 1) * reread; };
-  node.absorb_ns = reads_ns(node.below_reads) + tokens * compute_price_ * node.below_compute;
-  // A set's first merge also costs the state of its own item and the fold. Ancestors, shared by at least as many, pay their part
+  node.per_child_ns = reads_ns(node.below_reads) + tokens * compute_price_ * node.below_compute;
+  // A set's first merge also costs the state of its own item and the fold. Ancestors, shared by at least as many, have their part
   // of that: this node's part is its share of the path so far.
   const double first_merge = node.num_sets * problem_.cost.rates().merge_ns + problem_.cost.StateNs(node.rows);
   node.share_ns =
@@ -98,10 +98,10 @@ Decision SharePlan::Choose(int32_t n) const {
   if (problem_.options.policy == SharePolicy::kOneLevel && forest_->BranchesBelow(n).size() != forest_->ActiveBranches().size()) {
     return Decision::kPolicy;
   }
-  if (problem_.options.force_sharing && pressure_ <= kOnlyCoarser) return Decision::kForced;
-  if (node.share_ns >= node.absorb_ns) return problem_.options.force_sharing ? Decision::kCapacity : Decision::kAbsorbed;
-  const int32_t gain = 1 << std::max(0, pressure_ - kOnlyCoarser);
-  if (pressure_ == kMaxPressure || node.share_ns * gain >= node.absorb_ns) return Decision::kCapacity;
+  if (problem_.options.force_sharing && coarsening_level_ <= kLengthensTasksOnly) return Decision::kForced;
+  if (node.share_ns >= node.per_child_ns) return problem_.options.force_sharing ? Decision::kCapacity : Decision::kReadPerChild;
+  const int32_t gain = 1 << std::max(0, coarsening_level_ - kLengthensTasksOnly);
+  if (coarsening_level_ == kMaxCoarseningLevel || node.share_ns * gain >= node.per_child_ns) return Decision::kCapacity;
   return Decision::kShared;
 }
 
@@ -117,16 +117,16 @@ void SharePlan::ListItems() {
       begin = node.share_end;
       above += 1;
     }
-    judge_.SetWanted(n, shared);
+    comparison_.SetWanted(NodeRange(n), shared);
     if (begin != node.items_begin || above != node.items_above) changes_->MarkChildren(n);
     node.items_begin = begin;
     node.items_above = above;
     for (int32_t b : forest_->BranchesAt(n)) {
       tiles_.ForEachTile(b, [&](const RowTile& tile) {
-        StepItem item = judge_.unshared(tile.owner);
+        StepItem item = comparison_.unshared(tile.range_id);
         item.begin = std::max(item.begin, begin);
         item.items += above;
-        judge_.SetWanted(tile.owner, item);
+        comparison_.SetWanted(tile.range_id, item);
       });
     }
   });
@@ -134,25 +134,25 @@ void SharePlan::ListItems() {
 
 // The decisions above weigh sums of work, one node at a time. The whole step also has to end sooner than if nothing were shared: a
 // GPU's short one may wait longer for a merge than it saves in reading, and prices are no times.
-void SharePlan::JudgeStep() {
-  bool pays = true;
-  if (problem_.JudgesSteps()) {
+void SharePlan::CompareSteps() {
+  bool saves_time = true;
+  if (problem_.ComparesSteps()) {
     ListItems();
-    pays = judge_.Pays(*forest_, nodes_);
+    saves_time = comparison_.SavesTime(*forest_, nodes_);
   }
-  if (pays != sharing_pays_) changes_->MarkAll();
-  sharing_pays_ = pays;
+  if (saves_time != sharing_saves_time_) changes_->MarkAll();
+  sharing_saves_time_ = saves_time;
   changes_->ForEach([&](int32_t n) {
     NodePlan& node = nodes_[n];
     CountDecision(node, -1);
-    node.decision = !pays && node.wanted == Decision::kShared ? Decision::kNoGain : node.wanted;
+    node.decision = !saves_time && node.wanted == Decision::kShared ? Decision::kNoGain : node.wanted;
     CountDecision(node, 1);
   });
 }
 
 void SharePlan::CountDecision(const NodePlan& node, int32_t sign) {
   shared_nodes_ += node.shared() ? sign : 0;
-  absorbed_nodes_ += node.absorbed() ? sign : 0;
+  unshared_nodes_ += node.is_read_per_child() ? sign : 0;
 }
 
 }  // namespace coppice::attention

@@ -22,7 +22,7 @@ inline int32_t PlannedEnd(const PlanProblem& problem, const ForestIndex& forest,
 }
 // Of a row tile of a branch at the node: tokens before it are read by others too.
 inline int32_t CachedEnd(const NodePlan& node, const RowTiles& tiles, int32_t branch) {
-  return tiles.NumTiles(branch) == 1 && node.num_consumers == 1 ? node.chain_begin : node.share_end;
+  return tiles.NumTiles(branch) == 1 && node.num_consumers == 1 ? node.run_begin : node.share_end;
 }
 
 }  // namespace coppice::attention

@@ -1,4 +1,4 @@
-// What lies below each node, summed upwards over the marked ones: rows, sets, consumers, visible tokens. Layer: attention.
+// Sums over the nodes below each node, upwards over the marked ones: rows, sets, consumers, visible tokens. Layer: attention.
 #include "attention/share/share_plan.h"
 
 #include <algorithm>
@@ -8,25 +8,25 @@
 namespace coppice::attention {
 
 void SharePlan::Layout(Arena& arena) {
-  const int32_t num_nodes = problem_.capacity.max_nodes, num_owners = problem_.num_owners();
+  const int32_t num_nodes = problem_.capacity.max_nodes, num_ranges = problem_.num_ranges();
   nodes_ = arena.Take<NodePlan>(num_nodes);
-  ranges_ = arena.Take<ShareRange>(num_owners);
-  range_ps_ = arena.Take<int64_t>(num_owners);
-  judge_.Layout(arena);
+  ranges_ = arena.Take<ShareRange>(num_ranges);
+  range_ps_ = arena.Take<int64_t>(num_ranges);
+  comparison_.Layout(arena);
 }
 
 void SharePlan::RetireNode(int32_t n) {
   step_tokens_ -= nodes_[n].step_tokens;
   step_compute_ps_ -= nodes_[n].step_compute_ps;
-  judge_.SetReadTokens(nodes_[n], 0);
+  comparison_.SetReadTokens(nodes_[n], 0);
   CountDecision(nodes_[n], -1);
   nodes_[n] = {};
 }
 
-void SharePlan::RetireOwner(int32_t owner) {
-  SetRange(owner, {});
-  judge_.SetUnshared(owner, {});
-  judge_.SetWanted(owner, {});
+void SharePlan::RetireRange(RangeId range_id) {
+  SetRange(range_id, {});
+  comparison_.SetUnshared(range_id, {});
+  comparison_.SetWanted(range_id, {});
 }
 
 void SharePlan::Sum(const ForestIndex& forest, PlanChanges& changes) {
@@ -35,8 +35,8 @@ void SharePlan::Sum(const ForestIndex& forest, PlanChanges& changes) {
   nodes_decided_ = 0;
   SumUpwards();
   SetPrices();
-  if (pressure_ > 0) changes.MarkAll();  // the last plan is not what its nodes wanted
-  FindChains();
+  if (coarsening_level_ > 0) changes.MarkAll();  // the last plan is not what its nodes wanted
+  FindOnlyChildRuns();
 }
 
 // Rows, sets, consumers and query positions of changed subtrees; ancestors of a change are changed.
@@ -64,15 +64,15 @@ void SharePlan::SumNode(int32_t n) {
     // The row tiles of a prompt chunk share what lies before the chunk.
     if (forest_->IsLive(n) && tiles > 1)
       node.share_end = std::max(begin, AlignDown(first_query, std::max(problem_.share_unit, problem_.traits.kv_tile)));
-    if (!problem_.JudgesSteps()) continue;
+    if (!problem_.ComparesSteps()) continue;
     const bool grows = Grows(b);
     tiles_.ForEachTile(b, [&](const RowTile& tile) {
       const int32_t min_query = first_query + tile.first_query, end = min_query + tile.num_queries;
-      judge_.SetUnshared(tile.owner, {.rows = tile.num_queries * problem_.spec.group_size(),
-                                      .begin = problem_.VisibleBegin(min_query),
-                                      .end = grows ? problem_.PlannedClass(forest_->begin[n], end).typical : end,
-                                      .num_sets = tile.num_sets,
-                                      .items = 1});
+      comparison_.SetUnshared(tile.range_id, {.rows = tile.num_queries * problem_.spec.group_size(),
+                                              .begin = problem_.VisibleBegin(min_query),
+                                              .end = grows ? problem_.PlannedClass(forest_->begin[n], end).typical : end,
+                                              .num_sets = tile.num_sets,
+                                              .items = 1});
     });
   }
   for (int32_t c = forest_->first_child[n]; c >= 0; c = forest_->next_sibling[c]) {
@@ -102,19 +102,19 @@ void SharePlan::SumNode(int32_t n) {
   }
   step_tokens_ += node.step_tokens;
   step_compute_ps_ += node.step_compute_ps;
-  if (problem_.JudgesSteps()) judge_.SetReadTokens(node, read_tokens);
+  if (problem_.ComparesSteps()) comparison_.SetReadTokens(node, read_tokens);
 }
 
 // Tokens that the decision at a node is about: its own, and those of ancestors that only this node would read on through.
-void SharePlan::FindChains() {
+void SharePlan::FindOnlyChildRuns() {
   changes_->ForEach([&](int32_t n) {
     NodePlan& node = nodes_[n];
     const int32_t p = forest_->parent[n];
     const bool only = p != kNoParent && nodes_[p].num_consumers == 1;
-    node.chain_begin = only ? nodes_[p].chain_begin : problem_.AlignShare(forest_->begin[n]);
-    node.tokens = std::max(0, node.share_end - std::max(node.chain_begin, problem_.VisibleBegin(node.min_query)));
-    const int32_t chain_below = node.num_consumers == 1 ? node.chain_begin : kLive;
-    if (chain_below != std::exchange(node.chain_below, chain_below)) changes_->MarkChildren(n);
+    node.run_begin = only ? nodes_[p].run_begin : problem_.AlignShare(forest_->begin[n]);
+    node.tokens = std::max(0, node.share_end - std::max(node.run_begin, problem_.VisibleBegin(node.min_query)));
+    const int32_t run_below = node.num_consumers == 1 ? node.run_begin : kLive;
+    if (run_below != std::exchange(node.run_below, run_below)) changes_->MarkChildren(n);
   });
 }
 

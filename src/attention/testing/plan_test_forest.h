@@ -11,14 +11,14 @@
 
 namespace coppice::attention::testing {
 
-// What the CUDA backend says of an H200 (bf16, head_dim 128).
+// The CUDA backend's traits of an H200 (bf16, head_dim 128).
 inline BackendTraits H200Traits() {
   return {.workers = 132,
           .dense_tile_rows = 128,
           .dense_min_rows = 17,
           .dense_row_unit = 64,
-          .stream_lanes = 8,
-          .team_lanes = 8,
+          .stream_warps = 8,
+          .cooperative_warps = 8,
           .kv_tile = 128,
           .native_head_dim = 128,
           .max_set_contributions = 511,

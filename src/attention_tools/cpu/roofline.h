@@ -1,4 +1,4 @@
-// What this machine's cores and memory can do at most, as loops without any attention in them reach it: the denominators of
+// The peak rates of this machine's cores and memory, as loops without any attention in them reach it: the denominators of
 // "percent of the roofline".
 // Layer: attention/cpu.
 #pragma once

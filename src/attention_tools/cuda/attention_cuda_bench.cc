@@ -10,11 +10,12 @@
 //                                                     from a copy each (none), beside RelayAttention's eq. 10
 //   attention_cuda_bench --deterministic on [--cases ..] [--json file]   each case in deterministic mode beside the fast mode, in
 //                                                     turns
-//   attention_cuda_bench --side on [--cases ..] [--json file]   each case with side tiles where they are predicted to gain beside
-//                                                     the same without any, in turns
-//   attention_cuda_bench --sustained SECONDS [--cases ..] [--json file]   each case, and the same without side tiles where it has
-//                                                     some, in bursts (as by default) and in replays one after the other for so
-//                                                     long, of which the second half counts, with the SMs' clock and the power
+//   attention_cuda_bench --overlap on [--cases ..] [--json file]   each case with overlapped tiles where they are predicted to
+//                                                     gain beside the same without any, in turns
+//   attention_cuda_bench --sustained SECONDS [--cases ..] [--json file]   each case, and the same without overlapped tiles where
+//                                                     it has some, in bursts (as by default) and in replays one after the
+//                                                     other for so long, of which the second half counts, with the SMs'
+//                                                     clock and the power
 //   attention_cuda_bench --page-size N [--page-run T] [--cases ..] [--json file]   each case with pages of N tokens, runs of T of
 //   them
 //                                                     one after the other (by default a page), beside the same with pages of 16
@@ -75,7 +76,7 @@ struct Options {
   std::string json, machine;
   int32_t page_size = 16, page_run = 0;
   double sustained_seconds = 0;
-  bool flush = true, sweep = false, figures = false, deterministic = false, side = false, calibrate = false;
+  bool flush = true, sweep = false, figures = false, deterministic = false, overlapped = false, calibrate = false;
 };
 
 // A case under one plan.
@@ -304,8 +305,8 @@ class Bench {
     return MillisecondsSince(start);
   }
 
-  // Plans a replay's forest. What planning costs is measured before the last plan: a fresh one; one after the last request left
-  // or came (the median of both); and a decode step, the mean over 64 of them of which every 16th begins with such a change.
+  // Plans a replay's forest. Times of planning are measured before the last plan: a fresh one; one after the last request left or
+  // came (the median of both); and a decode step, the mean over 64 of them of which every 16th begins with such a change.
   void Plan(Replay& replay) {
     Forest& forest = replay.forest;
     replay.plan.fresh_ms = Update(replay);
@@ -400,8 +401,8 @@ Options Parse(int argc, char** argv) {
       options.figures = value == "on";
     } else if (name == "--deterministic") {
       options.deterministic = value == "on";
-    } else if (name == "--side") {
-      options.side = value == "on";
+    } else if (name == "--overlap") {
+      options.overlapped = value == "on";
     } else if (name == "--sustained") {
       options.sustained_seconds = std::stod(value);
     } else if (name == "--page-size") {
@@ -439,14 +440,14 @@ std::vector<Case> ChosenCases(const Options& options) {
 
 // One prefix of P tokens under B requests of U tokens each: the plan must nowhere lose more than 2 % (5 % below 20 us, where a
 // replay varies that much) to the plan that shares nothing. A cell's ratio is the median of its rounds' ratios, known to 1 % or as
-// far as a quarter of a second tells. Where the planner shares nothing the two plans are equal and the ratio is 1: what was
+// far as a quarter of a second allows. Where the planner shares nothing the two plans are equal and the ratio is 1: what was
 // measured there says how good the measurement is. Cells that would read more than 40 GB unshared are left out: there sharing saves
 // most of the bytes.
 void Sweep(Bench& bench, const Options& options) {
   constexpr double kVariesMs = 0.020, kPrecision = 0.01, kSeconds = 0.25;
   std::ofstream json;
   if (!options.json.empty()) json.open(options.json);
-  int cells = 0, slower = 0, surely_slower = 0, left_out = 0, equal = 0, equal_slower = 0, equal_within = 0;
+  int cells = 0, slower = 0, slower_beyond_error = 0, left_out = 0, equal = 0, equal_slower = 0, equal_within = 0;
   double log_gain = 0, log_best = 0, noise = 0, widest = 0;
   std::printf("%-6s %6s %5s %5s %9s %9s %9s %7s %7s %7s %6s %6s\n", "heads", "P", "U", "B", "plan_ms", "store_ms", "shared_ms",
               "ratio", "from", "to", "rounds", "plan");
@@ -468,7 +469,7 @@ void Sweep(Bench& bench, const Options& options) {
       ++equal, equal_slower += is_slower, equal_within += ratio.low <= 1 && 1 <= ratio.high;
       noise = std::max(noise, std::abs(ratio.median - 1));
     } else {
-      slower += is_slower, surely_slower += ratio.low > most, log_gain -= std::log(ratio.median);
+      slower += is_slower, slower_beyond_error += ratio.low > most, log_gain -= std::log(ratio.median);
     }
     if (is_slower) {
       std::printf("%2d/%-3d %6d %5d %5d %9.4f %9.4f %9.4f %7.3f %7.3f %7.3f %6zu %6s\n", qo_heads, kv_heads, prefix, unique, batch,
@@ -482,11 +483,12 @@ void Sweep(Bench& bench, const Options& options) {
     }
   }
   std::printf(
-      "%d cells, %d left out (more than %.0f GB unshared); slower than sharing nothing: %d (%d surely); geomean %.2fx faster, "
+      "%d cells, %d left out (more than %.0f GB unshared); slower than sharing nothing: %d (%d beyond the error); geomean %.2fx "
+      "faster, "
       "%.3fx the better of sharing and not; widest interval %.1f %%\n"
       "%d plans are the one that shares nothing: measured within %.1f %% of themselves, the interval had 1 in %d, %d beyond the "
       "limit\n",
-      cells, left_out, kMostSweepBytes / 1e9, slower, surely_slower, std::exp(log_gain / cells), std::exp(log_best / cells),
+      cells, left_out, kMostSweepBytes / 1e9, slower, slower_beyond_error, std::exp(log_gain / cells), std::exp(log_best / cells),
       100 * widest, equal, 100 * noise, equal_within, equal_slower);
 }
 
@@ -572,22 +574,22 @@ bool Deterministic(Bench& bench, const Options& options) {
   return right;
 }
 
-// What the executor says of a plan's kernel: its first line up to the ranges.
+// The executor's description of a plan's kernel: the first line, before the ranges.
 std::string HowItRuns(const Replay& replay) {
   std::string text = replay.executor->Explain();
   return text.substr(0, text.find('\n'));
 }
 
-// By which no plan has side tiles: they are never worth it.
-MachineModel WithoutSideTiles(MachineModel machine) {
-  machine.sm.side_step_ns = 1e12;
+// By which no plan has overlapped tiles: they are never worth it.
+MachineModel WithoutOverlappedTiles(MachineModel machine) {
+  machine.sm.overlapped_step_ns = 1e12;
   return machine;
 }
 
 // Bursts beside replays that go on, where clocks fall to what the power allows. Shares of the products and copies per second that
 // the bounds take.
 void Sustained(Bench& bench, const Options& options) {
-  const MachineModel without = WithoutSideTiles(bench.machine());
+  const MachineModel without = WithoutOverlappedTiles(bench.machine());
   char bus_id[32];
   CheckCuda(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, 0), "the device's bus id");
   const GpuSensors sensors = Take(GpuSensors::Open(bus_id));
@@ -615,9 +617,9 @@ void Sustained(Bench& bench, const Options& options) {
   }
 }
 
-// Plans with side tiles, where they are predicted to gain, beside those without. False if a case's error is above kMostError.
-bool SideTiles(Bench& bench, const Options& options) {
-  const MachineModel without = WithoutSideTiles(bench.machine());
+// Plans with overlapped tiles, where they are predicted to gain, beside those without. False if a case's error is above kMostError.
+bool OverlappedTiles(Bench& bench, const Options& options) {
+  const MachineModel without = WithoutOverlappedTiles(bench.machine());
   std::ofstream json;
   if (!options.json.empty()) json.open(options.json);
   bool right = true;
@@ -702,7 +704,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   if (options.page_size != 16 || options.page_run != 0) return PageSizes(bench, options) ? 0 : 1;
-  if (options.side) return SideTiles(bench, options) ? 0 : 1;
+  if (options.overlapped) return OverlappedTiles(bench, options) ? 0 : 1;
   if (options.deterministic) return Deterministic(bench, options) ? 0 : 1;
   std::printf("%-7s %8s %7s %8s %8s %6s %7s %7s %8s %7s %6s %8s %6s %8s %9s %8s\n", "case", "ms", "spread", "overlap", "serial",
               "x_over", "TFLOP/s", "TB/s", "goal_ms", "peer_ms", "peer/x", "error", "items", "fresh_ms", "change_ms", "step_ms");

@@ -8,7 +8,7 @@
 namespace coppice::attention {
 namespace {
 
-// What `coppice bench attention --device cuda` runs.
+// The benchmark that `coppice bench attention --device cuda` runs.
 TEST(CudaBenchDevice, MeasuresEveryMode) {
   const auto device = MakeCudaBenchDevice(0);
   if (!device.ok()) GTEST_SKIP() << device.status().ToString();

@@ -1,4 +1,4 @@
-// What an SM's copy path brings to its shared memory, in GB/s an SM: copies of 4 KB, a page of 16 tokens of one head, from a set
+// Throughput of an SM's copy path to shared memory, in GB/s an SM: copies of 4 KB, a page of 16 tokens of one head, from a set
 // that the L2 holds, by each CTA for itself or by the two of a cluster for both (multicast), as bulk copies, as boxes of a tensor
 // map of two dimensions, and of five as KV has; and beside them a stream of each CTA's own from memory. The physics behind
 // docs/kernels/overlap.md: what binds. sm_90a. No arguments.

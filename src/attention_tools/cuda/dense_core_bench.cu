@@ -1,9 +1,9 @@
-// What the inner loop of dense tiles reaches by how many warpgroups share an SM: scores, softmax and output of 64 rows a warpgroup
-// (dense_tile.cuh's own), against K and V that the copy engine brings from a set that the L2 holds. Two warpgroups that take turns,
-// as the kernel has them; one alone, as a CTA would have that gives the rest of the SM to streams: steps of 128 tokens one after
-// the other, or of 64, whose next scores run beside its own softmax (FlashAttention-3, section 3.2; steps of 128 spill then); and
-// two CTAs an SM of the latter. The figures behind docs/kernels/overlap.md: what is left for dense tiles where streams have their
-// own CTA. sm_90a. No arguments.
+// Throughput of the inner loop of dense tiles, by the number of warpgroups that share an SM: scores, softmax and output of 64
+// rows a warpgroup (dense_tile.cuh's own), against K and V that the copy engine brings from a set that the L2 holds. Two
+// warpgroups that take turns, as the kernel has them; one alone, as a CTA would have that gives the rest of the SM to streams:
+// steps of 128 tokens one after the other, or of 64, whose next scores run beside its own softmax (FlashAttention-3, section 3.2;
+// steps of 128 spill then); and two CTAs an SM of the latter. The figures behind docs/kernels/overlap.md: what is left for dense
+// tiles where streams have their own CTA. sm_90a. No arguments.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>

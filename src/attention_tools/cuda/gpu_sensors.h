@@ -1,4 +1,4 @@
-// What the driver's management library (NVML) says of a GPU while it runs. Layer: attention, private.
+// A GPU's sensors while it runs, by the driver's management library (NVML). Layer: attention, private.
 #pragma once
 
 #include <string>

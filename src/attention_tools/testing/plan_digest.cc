@@ -78,7 +78,7 @@ PlanDigests Of(const cuda::PlanTranslator& translator, std::byte* image) {
   const cuda::PlanLayout& layout = translator.layout();
   Digest work, all;
   const cuda::PlanHeader& header = translator.header();
-  for (const int64_t value : {int64_t{header.dense_ctas}, int64_t{header.team}, int64_t{header.side}}) work.Add(value);
+  for (const int64_t value : {int64_t{header.dense_ctas}, int64_t{header.cooperative}, int64_t{header.overlapped}}) work.Add(value);
   const auto* members = cuda::At<cuda::DeviceMember>(image, layout.members);
   const auto* contributions = cuda::At<cuda::DeviceContribution>(image, layout.contributions);
   const auto add = [&](const cuda::Task* tasks, int64_t count) {
@@ -190,14 +190,14 @@ void PrintCases(const MachineModel& machine, bool cells) {
       return plan.PredictNs();
     };
     const int32_t ctas = tree.translator().header().dense_ctas;
-    const bool team = tree.translator().team(), side = tree.translator().side();
+    const bool cooperative = tree.translator().cooperative(), overlapped = tree.translator().overlapped();
     const double now[] = {tree.PredictNs(), store.PredictNs(), all.PredictNs()};
     std::printf("%s: same %d%d shares %d, plan %.2f (as cut %.2f) store %.2f (%.2f) all %.2f (%.2f)%s typical %.2f %.2f ctas %d\n",
                 c.name.c_str(), a.work == b.work, a.all == b.all, stats.shared_nodes > 0, stats.predicted_ns / 1e3, now[0] / 1e3,
                 store.planner().Stats().predicted_ns / 1e3, now[1] / 1e3, all.planner().Stats().predicted_ns / 1e3, now[2] / 1e3,
-                team   ? " team"
-                : side ? " side"
-                       : "",
+                cooperative  ? " cooperative"
+                : overlapped ? " overlapped"
+                             : "",
                 typical(store) / 1e3, typical(all) / 1e3, ctas);
   }
 }

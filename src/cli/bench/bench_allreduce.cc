@@ -35,6 +35,7 @@ struct BenchAllReduceOptions {
 };
 
 constexpr int kSumsOfGraph = 20;
+constexpr int64_t kHeadDim = 128;
 constexpr size_t kElement = sizeof(float);
 
 // A rank's device and what it adds up.
@@ -77,6 +78,19 @@ Result<double> Microseconds(RankGroup& group, std::vector<MeasuredRank>& ranks, 
   }));
   COPPICE_RETURN_IF_ERROR(group.CheckDone());
   return Median(times);
+}
+
+// The exchange of a layer between ranks that divide the tokens of a KV head: q of `cols` columns, a part of which is each one's, to
+// all of them, then states to the ranks whose heads they are. Both are zeros in the memory of `values`.
+Status ExchangeStates(Communicator& communicator, const MeasuredRank& rank, int64_t rows, int64_t cols) {
+  const int64_t own = cols / communicator.size();
+  std::byte* const base = rank.values.data();
+  const auto bf16 = [&](std::byte* at, int64_t columns) { return DeviceTensor{at, DType::kBF16, rows, columns, columns}; };
+  const DeviceTensor q = bf16(base, own), merged = bf16(base + rows * own * 2, own);
+  const DeviceTensor lse = {base + rows * own * 4, DType::kF32, rows, cols / kHeadDim, cols / kHeadDim};
+  COPPICE_RETURN_IF_ERROR(communicator.AllGather(q, bf16(rank.terms.data(), cols), rank.stream->get()));
+  return communicator.MergeStates({.ranks = {0, communicator.size()}, .out = bf16(rank.normed.data(), cols), .lse = lse}, merged,
+                                  rank.stream->get());
 }
 
 // Bytes a second of a large copy from the second rank's device to the first one's.
@@ -152,6 +166,11 @@ Result<ExitCode> BenchAllReduce(const BenchAllReduceOptions& options) {
     COPPICE_RETURN_IF_ERROR(measure(library.name, *group, [&](int r, int64_t rows) {
       return group->communicator(r).AllReduce(values(r, rows), ranks[r].stream->get());
     }));
+    if (options.cols % (kHeadDim * std::ssize(names)) == 0) {
+      COPPICE_RETURN_IF_ERROR(measure(library.name + std::string(" states"), *group, [&](int r, int64_t rows) {
+        return ExchangeStates(group->communicator(r), ranks[r], rows, options.cols);
+      }));
+    }
     if (dynamic_cast<ops::PeerRank*>(&group->communicator(0)) == nullptr) continue;
     COPPICE_RETURN_IF_ERROR(measure(library.name + std::string(" + norm"), *group, [&](int r, int64_t rows) {
       const MeasuredRank& rank = ranks[r];
@@ -167,8 +186,8 @@ Result<ExitCode> BenchAllReduce(const BenchAllReduceOptions& options) {
   const auto others = static_cast<double>(names.size() - 1);
   for (size_t i = 0; i < options.rows.size(); ++i) {
     const double bytes = static_cast<double>(options.rows[i] * options.cols) * kElement;
-    // What a rank receives at least: all ranks' shares of the sum but its own, and as much again unless there are two ranks.
-    const double bound = 1e6 * bytes * (names.size() == 2 ? 1 : 2 * others / static_cast<double>(names.size())) / rate;
+    // Time of the bytes that a rank receives at least: the others' terms of its share, and the sums of the others' shares.
+    const double bound = 1e6 * bytes * 2 * others / static_cast<double>(names.size()) / rate;
     std::vector<std::string> cells = {fmt::format("{}", options.rows[i])};
     ordered_json row = {{"rows", options.rows[i]}};
     for (size_t form = 0; form < times.size(); ++form) {
@@ -182,10 +201,12 @@ Result<ExitCode> BenchAllReduce(const BenchAllReduceOptions& options) {
   }
   report["link_bytes_per_second"] = rate;
   text += fmt::format(
-      "{} columns. Sums are of f32; + norm: of bf16 terms, added to f32, with the norm of the rows. A copy between two of the "
-      "devices: "
-      "{:.0f} GB/s\n{}",
-      options.cols, rate / 1e9, notes);
+      "{} columns. Sums are of f32; states: no sum, but q in bf16 to all ranks, and states of heads of {} to the ranks whose they "
+      "are, "
+      "as where tokens of KV are divided; + norm: of bf16 terms, added to f32, with the norm of the rows. A copy between two of "
+      "the "
+      "devices: {:.0f} GB/s\n{}",
+      options.cols, kHeadDim, rate / 1e9, notes);
   COPPICE_RETURN_IF_ERROR(Print(ForTerminal(text)));
   COPPICE_RETURN_IF_ERROR(WriteReport(options.out, report.dump(1) + "\n", "--out"));
   return ExitCode::kOk;

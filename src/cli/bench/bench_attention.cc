@@ -66,7 +66,7 @@ constexpr TreeShape kDefaultTrees[] = {{"2048,64x64", 1},      {"2048,64x8", 1},
 // Layers take turns over this much KV, so that none is found in the caches, as in a model.
 constexpr int64_t kWorkingSetBytes = int64_t{160} << 20;
 
-// --grid: two and three levels around the point where sharing begins to pay, one query a request.
+// --grid: two and three levels around the point where sharing begins to save time, one query a request.
 std::vector<std::string> GridTrees() {
   std::vector<std::string> trees;
   for (const int prefix : {16, 64, 256, 1024, 4096}) {
@@ -90,7 +90,7 @@ Result<BenchTree> MakeBenchTree(const std::string& text, int32_t queries) {
   return BenchTree{.name = text, .levels = levels, .queries = queries};
 }
 
-// What names a case: heads and tree.
+// The fields that name a case: heads and tree.
 ordered_json CaseJson(const AttentionSpec& spec, const BenchTree& tree) {
   return {{"num_qo_heads", spec.num_qo_heads},
           {"num_kv_heads", spec.num_kv_heads},
@@ -120,7 +120,7 @@ ordered_json ToJson(const AttentionSpec& spec, const BenchTree& tree, const std:
   return json;
 }
 
-// What makes two measurements of a case the same, as the lines of --append have it: the case, and on what it ran.
+// Settings by which lines of --append are the same measurement of a case: the case, and the device, grid and machine it ran on.
 ordered_json Settings(const BenchAttentionOptions& options, const ordered_json& report, const AttentionSpec& spec,
                       const BenchTree& tree) {
   ordered_json settings = {{"command", "attention"},
@@ -178,7 +178,7 @@ class NeverSlower {
     }
     cells_of_equal_plans_ += !differs;
     above_limit_ += ratio.median > kLimit;
-    surely_above_limit_ += ratio.low > kLimit;
+    above_limit_beyond_error_ += ratio.low > kLimit;
     if (ratio.median <= worst_.median) return;
     worst_ = ratio;
     worst_name_ = fmt::format("{}/{} d{} {}", spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, tree.name);
@@ -193,7 +193,7 @@ class NeverSlower {
             {"worst_to", worst_.high},
             {"worst_cell", worst_name_},
             {"above_1.10", above_limit_},
-            {"surely_above_1.10", surely_above_limit_},
+            {"above_1.10_beyond_error", above_limit_beyond_error_},
             {"widest_interval", widest_},
             {"noise_of_equal_plans", noise_},
             {"pairs_of_equal_plans", equal_},
@@ -215,11 +215,11 @@ class NeverSlower {
 
   Estimate worst_{.median = 0, .low = 0, .high = 0};
   double log_sum_ = 0, noise_ = 1, widest_ = 0;
-  int cells_ = 0, cells_of_equal_plans_ = 0, above_limit_ = 0, surely_above_limit_ = 0, equal_ = 0, equal_within_ = 0;
+  int cells_ = 0, cells_of_equal_plans_ = 0, above_limit_ = 0, above_limit_beyond_error_ = 0, equal_ = 0, equal_within_ = 0;
   std::string worst_name_;
 };
 
-// What is measured on, and what a report says of it.
+// The threads and device of measurements, and a report's fields about them.
 struct BenchPlace {
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<attention::BenchDevice> device;
@@ -397,8 +397,9 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
   CLI::Option* tree =
       command->add_option("--tree", options->trees, "As in `inspect plan` (repeatable; default: shapes of the papers)")
           ->allow_extra_args(false);
-  CLI::Option* grid = command->add_flag(
-      "--grid", options->grid, "Only planned, all shared and store; default trees: around the point where sharing begins to pay");
+  CLI::Option* grid =
+      command->add_flag("--grid", options->grid,
+                        "Only planned, all shared and store; default trees: around the point where sharing begins to save time");
   CLI::Option* queries = command->add_option("--queries", options->queries, "Queries of each request of --tree")
                              ->check(CLI::Range(1, 1 << 16))
                              ->capture_default_str();
@@ -436,10 +437,10 @@ Command AddBenchAttentionCommand(CLI::App& bench) {
   command
       ->add_option("--precision", options->rounds.precision,
                    "More rounds until the 95 % interval of each mode's time over the planned is this wide")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command->add_option("--seconds", options->rounds.seconds, "No more rounds after this time a tree")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command->add_option("--threads", options->threads, "Worker threads; 0: one per core")
       ->check(CLI::Range(0, 1024))

@@ -66,12 +66,15 @@ Result<std::vector<int32_t>> ParseSampleCounts(std::string_view text) {
   });
 }
 
+Result<std::vector<KvSplit>> ParseKvSplits(std::string_view text) { return ParseList<KvSplit>(text, ParseKvSplit); }
+
 struct BenchDecodeOptions {
   EngineOptions engine;
   std::vector<int32_t> prompt_tokens = {512, 2048}, samples = {1, 8, 64};  // samples: kLargest among them
   std::vector<BenchMode> modes = AllSharingModes();
   std::vector<KindOrder> kinds = {KindOrder::kAuto};
-  std::vector<int> ranks;  // none: as the device says
+  std::vector<int> ranks;          // none: as the device says
+  std::vector<KvSplit> kv_splits;  // none: auto
   int32_t max_tokens = 32, repeats = 3;
   EngineLife engine_life = EngineLife::kAuto;
   bool beams = false;  // the samples of a case are the beams of one search
@@ -112,9 +115,9 @@ class MeasuredEngine {
     return MeasuredEngine(options, std::move(engine), std::chrono::steady_clock::now() - begin);
   }
 
-  // Runs a case, of which nothing is in the cache. What only a fresh engine can say, the time from its begin to the first token and
-  // the case's peak of the process's memory, is null in all runs but the first. Token ids are arbitrary but fixed: speed does not
-  // depend on them, and end-of-text is ignored.
+  // Runs a case, of which nothing is in the cache. Two fields are of a fresh engine alone, and null in all runs but the first: the
+  // time from its begin to the first token and the case's peak of the process's memory. Token ids are arbitrary but fixed: speed
+  // does not depend on them, and end-of-text is ignored.
   Result<ordered_json> Run(const DecodeCase& job, int32_t max_tokens, bool beams) {
     COPPICE_RETURN_IF_ERROR(CheckRoom(job, max_tokens));
     const bool is_first = runs_ == 0;
@@ -171,7 +174,8 @@ class MeasuredEngine {
   Pages LeastPages(const DecodeCase& job, int32_t max_tokens) const {
     const bool copies = job.mode.attends && job.mode.sharing == SharingMode::kNone;
     const int64_t own = (copies ? job.prompt_tokens : 0) + max_tokens - 1;
-    return {.shared = copies ? 0 : job.prompt_tokens / options_.page_size, .own = own / options_.page_size};
+    const int32_t page_size = engine_->model_info().page_size;
+    return {.shared = copies ? 0 : job.prompt_tokens / page_size, .own = own / page_size};
   }
   // Whether the pages that the samples hold at the end, all at once, are there at all: where they are not, hours of samples that
   // give their pages up and begin again would end in the same answer.
@@ -190,15 +194,21 @@ class MeasuredEngine {
   int64_t runs_ = 0;
 };
 
+// The row with how its engine divides KV, where that was given.
+ordered_json WithKvSplit(const DecodeCase& job, ordered_json row) {
+  if (job.mode.kv_split) row["kv_split"] = Name(*job.mode.kv_split);
+  return row;
+}
+
 // A case that memory has no room for.
 ordered_json WithoutRoom(const DecodeCase& job, const Status& status) {
-  return {{"prompt_tokens", job.prompt_tokens},
-          {"samples", std::max(job.samples, 1)},  // where the largest number was searched for, none fits
-          {"largest", job.is_largest},
-          {"sharing", job.mode.sharing_name()},
-          {"kinds", Name(job.mode.kinds)},
-          {"ranks", job.mode.ranks},
-          {"out_of_memory", status.message()}};
+  return WithKvSplit(job, {{"prompt_tokens", job.prompt_tokens},
+                           {"samples", std::max(job.samples, 1)},  // where the largest number was searched for, none fits
+                           {"largest", job.is_largest},
+                           {"sharing", job.mode.sharing_name()},
+                           {"kinds", Name(job.mode.kinds)},
+                           {"ranks", job.mode.ranks},
+                           {"out_of_memory", status.message()}});
 }
 
 // Medians of what varies, with the spread of the decode speed; the counted bytes are the same in every repeat. Null: measured by
@@ -216,33 +226,33 @@ ordered_json Summarize(const DecodeCase& job, const std::vector<ordered_json>& r
   const auto [slowest, fastest] = std::ranges::minmax(decode);
   const double decode_steps = std::max(1.0, runs.front()["decode_steps"].get<double>());
   const double graph_steps = runs.front()["decode_graph_steps"].get<double>(), seconds = median("decode_seconds").get<double>();
-  // What a step takes over what its graph does on the device: all steps but a few are graphs.
+  // Time of a step over the time of its graph on the device: all steps but a few are graphs.
   const ordered_json over_graph =
       graph_steps > 0 ? ordered_json(seconds / (seconds - median("device_idle_seconds").get<double>())) : ordered_json();
-  return {{"prompt_tokens", job.prompt_tokens},
-          {"samples", job.samples},
-          {"largest", job.is_largest},
-          {"sharing", job.mode.sharing_name()},
-          {"kinds", Name(job.mode.kinds)},
-          {"ranks", job.mode.ranks},
-          {"runs", runs.size()},
-          {"decode_tokens_per_second", median("decode_tokens_per_second")},
-          {"decode_tokens_per_second_range", {slowest, fastest}},
-          {"prefill_tokens_per_second", median("prefill_tokens_per_second")},
-          {"peak_rss_bytes", median("peak_rss_bytes")},
-          {"kv_bytes_read_per_step", runs.front()["kv_bytes_read_per_step"]},
-          {"kv_bytes_distinct_per_step", runs.front()["kv_bytes_distinct_per_step"]},
-          {"kv_bytes_stored", runs.front()["kv_bytes_stored"]},
-          {"steps", runs.front()["steps"]},
-          {"decode_steps", runs.front()["decode_steps"]},
-          {"graph_steps", runs.front()["graph_steps"]},
-          {"bubbles", median("bubbles")},
-          {"decode_seconds", median("decode_seconds")},
-          {"device_idle_seconds", median("device_idle_seconds")},
-          {"step_ms", 1e3 * seconds / decode_steps},
-          {"graph_step_share", graph_steps / decode_steps},
-          {"step_over_graph", over_graph},
-          {"first_token_seconds", median("first_token_seconds")}};
+  return WithKvSplit(job, {{"prompt_tokens", job.prompt_tokens},
+                           {"samples", job.samples},
+                           {"largest", job.is_largest},
+                           {"sharing", job.mode.sharing_name()},
+                           {"kinds", Name(job.mode.kinds)},
+                           {"ranks", job.mode.ranks},
+                           {"runs", runs.size()},
+                           {"decode_tokens_per_second", median("decode_tokens_per_second")},
+                           {"decode_tokens_per_second_range", {slowest, fastest}},
+                           {"prefill_tokens_per_second", median("prefill_tokens_per_second")},
+                           {"peak_rss_bytes", median("peak_rss_bytes")},
+                           {"kv_bytes_read_per_step", runs.front()["kv_bytes_read_per_step"]},
+                           {"kv_bytes_distinct_per_step", runs.front()["kv_bytes_distinct_per_step"]},
+                           {"kv_bytes_stored", runs.front()["kv_bytes_stored"]},
+                           {"steps", runs.front()["steps"]},
+                           {"decode_steps", runs.front()["decode_steps"]},
+                           {"graph_steps", runs.front()["graph_steps"]},
+                           {"bubbles", median("bubbles")},
+                           {"decode_seconds", median("decode_seconds")},
+                           {"device_idle_seconds", median("device_idle_seconds")},
+                           {"step_ms", 1e3 * seconds / decode_steps},
+                           {"graph_step_share", graph_steps / decode_steps},
+                           {"step_over_graph", over_graph},
+                           {"first_token_seconds", median("first_token_seconds")}});
 }
 
 // The measurement: what each case gave so far is printed and in the reports as soon as it is there.
@@ -256,7 +266,7 @@ class BenchDecode {
     COPPICE_RETURN_IF_ERROR(CheckReport(options_.csv, "--csv"));
     COPPICE_RETURN_IF_ERROR(CheckReport(options_.html, "--html"));
     COPPICE_RETURN_IF_ERROR(FindBenchModel(options_.engine, options_.config));
-    options_.modes = WithRanks(WithKinds(options_.modes, options_.kinds), options_.ranks);
+    options_.modes = WithKvSplits(WithRanks(WithKinds(options_.modes, options_.kinds), options_.ranks), options_.kv_splits);
     for (const int32_t prompt : options_.prompt_tokens) {
       for (const int32_t samples : options_.samples) {
         for (const BenchMode& mode : options_.modes)
@@ -387,7 +397,7 @@ class BenchDecode {
     return WriteReports(Report());
   }
 
-  // What makes two runs of a case the same measurement, as --append's lines have it.
+  // Settings by which --append's lines are the same measurement of a case.
   ordered_json Settings(const DecodeCase& job) const {
     const EngineOptions& engine = options_.engine;
     ordered_json settings = {{"model", BenchModelName(options_.engine)},
@@ -401,6 +411,7 @@ class BenchDecode {
                              {"sharing", job.mode.sharing_name()},
                              {"kinds", Name(job.mode.kinds)},
                              {"ranks", job.mode.ranks}};
+    if (job.mode.kv_split) settings["kv_split"] = Name(*job.mode.kv_split);
     if (job.is_largest) {  // how many samples there will be is not known before
       settings.erase("samples");
       settings.update({{"asked_samples", kLargestName}, {"max_running", engine.max_running}});
@@ -433,7 +444,7 @@ class BenchDecode {
                  RowForTerminal(DecodeRowCells(measured.row())));
   }
 
-  // What attention takes, where the step without it is there to compare; reports have it then, too.
+  // The time of attention, where the step without it is there to compare; reports have it then, too.
   Status PrintAttention() {
     if (std::ranges::none_of(options_.modes, [](const BenchMode& mode) { return !mode.attends; })) return OkStatus();
     COPPICE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, OpenBenchModel(options_.engine));
@@ -446,7 +457,7 @@ class BenchDecode {
     return WriteReports(report);
   }
 
-  // What the engines chose, where the options leave it to them.
+  // The dtype that the engines chose, where the options leave it to them.
   std::string DTypeName() const {
     if (options_.engine.dtype) return std::string(Name(*options_.engine.dtype));
     const auto ran = std::ranges::find_if(cases_, [](const Measured& measured) { return !measured.runs.empty(); });
@@ -517,7 +528,7 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
       ->add_option("--roofline", options->roofline,
                    "TB/s and TFLOP/s of the device: beside no-attention, the bound of a step's attention, too")
       ->expected(2)
-      ->check(CLI::PositiveNumber);
+      ->check(AboveZero());
   AddModesOptions(*command, &options->modes, &options->kinds);
   AddEngineOptions(*command, options->engine);
   AddWeightsOptions(*command, options->engine, options->config);
@@ -527,6 +538,11 @@ Command AddBenchDecodeCommand(CLI::App& bench) {
       ->delimiter(',')
       ->check(CLI::Range(1, ops::kMostPeers))
       ->excludes(command->get_option("--device"));
+  command->remove_option(command->get_option("--kv-split"));
+  AddParsed<std::vector<KvSplit>>(
+      *command, "--kv-split", options->kv_splits, ParseKvSplits,
+      "What of KV heads that several ranks have each rank holds, a list: heads: all tokens; tokens: its "
+      "part of them; auto (default): tokens unless that is predicted to be slower");
   return {command, [options] { return BenchDecode(*options).Run(); }};
 }
 

@@ -65,7 +65,7 @@ struct DraftCase {
   std::string Drafts() const {
     std::string text(Name(draft));
     if (branches > 1) text += fmt::format(" x {}", branches);
-    if (policy == DraftPolicy::kMeasured) text += " if it pays";
+    if (policy == DraftPolicy::kMeasured) text += " if it saves time";
     return text;
   }
 };
@@ -173,10 +173,10 @@ Result<ExitCode> BenchDraft(BenchDraftOptions options) {
 
 Command AddBenchDraftCommand(CLI::App& bench) {
   const auto options = std::make_shared<BenchDraftOptions>();
-  CLI::App* command = bench.add_subcommand(
-      "draft",
-      "Speculative decoding: tokens per step, KV bytes and speed without drafts, with n-gram chains and trees, always and where "
-      "measured to pay, interleaved, each in an engine that has run it once before");
+  CLI::App* command = bench.add_subcommand("draft",
+                                           "Speculative decoding: tokens per step, KV bytes and speed without drafts, with linear "
+                                           "n-gram drafts and trees, always and where "
+                                           "measured to save time, interleaved, each in an engine that has run it once before");
   command->add_option("-n,--samples", options->samples, "Samples of a prompt")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 20))
@@ -184,7 +184,7 @@ Command AddBenchDraftCommand(CLI::App& bench) {
   command->add_option("--max-tokens", options->max_tokens, "Tokens of each sample")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  command->add_option("-t,--temperature", options->temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("-t,--temperature", options->temperature, "0: greedy")->check(AtLeastZero())->capture_default_str();
   command->add_option("--repeats", options->repeats, "Runs of each case")->check(CLI::Range(1, 1000))->capture_default_str();
   command->add_option("--out", options->out, "Write the result to this file as JSON")->check(NotEmpty());
   AddEngineOptions(*command, options->engine);

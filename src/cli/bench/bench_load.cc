@@ -57,7 +57,7 @@ struct BenchLoadOptions {
   bool searches() const { return max_ttft || max_tbt; }
 };
 
-// What a workload is put to: an engine of its own in one mode, or a server.
+// A system that runs a workload: an engine of its own in one mode, or a server.
 struct System {
   ordered_json name;  // members of its rows: "sharing", "kinds" and, of several, "chunk", or "server"
   std::function<Result<LoadResult>(std::span<const WorkloadRequest>, const LoadSchedule&)> run;
@@ -87,7 +87,7 @@ std::vector<System> Engines(const BenchLoadOptions& options) {
 Result<std::vector<System>> Servers(const BenchLoadOptions& options) {
   std::vector<System> systems;
   for (const std::string& url : options.urls) {
-    HttpTarget target{.api_key = options.api_key, .model = options.model_name};
+    HttpTarget target{.api_key = options.api_key, .model = options.model_name, .vocab_size = options.vocab_size};
     COPPICE_ASSIGN_OR_RETURN(target.url, ParseServerUrl(url));
     if (target.model.empty()) {
       COPPICE_ASSIGN_OR_RETURN(target.model, FirstModel(target.url, target.api_key));
@@ -100,12 +100,14 @@ Result<std::vector<System>> Servers(const BenchLoadOptions& options) {
   return systems;
 }
 
-Result<ordered_json> MeasureOnce(const BenchLoadOptions& options, const LoadCase& job, int32_t repeat) {
+// `run`: of all that are measured.
+Result<ordered_json> MeasureOnce(const BenchLoadOptions& options, const LoadCase& job, int32_t repeat, int32_t run) {
   const uint64_t seed = options.workload.seed + static_cast<uint64_t>(repeat);
   const std::vector<WorkloadRequest>& requests = job.point->requests;
   const LoadSchedule schedule = {
       .arrivals = job.rate > 0 ? PoissonArrivals(requests.size(), job.rate, seed) : std::vector<double>(requests.size(), 0.0),
-      .concurrency = options.concurrency};
+      .concurrency = options.concurrency,
+      .run = run};
   return MeasureInChild([&]() -> Result<ordered_json> {
     COPPICE_ASSIGN_OR_RETURN(const LoadResult result, job.system->run(requests, schedule));
     return ToJson(result);
@@ -113,7 +115,7 @@ Result<ordered_json> MeasureOnce(const BenchLoadOptions& options, const LoadCase
 }
 
 // Whether `result`, of requests that came at `rate`, keeps the limits.
-RateVerdict Judge(const BenchLoadOptions& options, const ordered_json& result, double rate) {
+RateVerdict Evaluate(const BenchLoadOptions& options, const ordered_json& result, double rate) {
   const auto beyond = [&](const char* group, const std::optional<double>& limit) {
     return limit && result[group]["p99"].is_number() && result[group]["p99"].get<double>() > *limit;
   };
@@ -122,21 +124,21 @@ RateVerdict Judge(const BenchLoadOptions& options, const ordered_json& result, d
   return result["requests_per_second"].get<double>() < rate / 2 ? RateVerdict::kSaturated : RateVerdict::kWithin;
 }
 
-// The row of the highest rate that keeps the limits, beginning at the case's own rate.
-Result<ordered_json> SearchCapacity(const BenchLoadOptions& options, LoadCase job, ProgressLine* progress) {
+// The row of the highest rate that keeps the limits, beginning at the case's own rate. `run` counts the runs.
+Result<ordered_json> SearchCapacity(const BenchLoadOptions& options, LoadCase job, ProgressLine* progress, int32_t* run) {
   ordered_json best, last, probes = ordered_json::array();
-  const auto judge = [&](double rate) -> Result<RateVerdict> {
+  const auto evaluate = [&](double rate) -> Result<RateVerdict> {
     job.rate = rate;
     if (progress->due())
       progress->Show({fmt::format("{}, {}", job.point->label, job.system->name.begin()->get<std::string>()),
                       fmt::format("{:g} requests a second", rate)});
     std::vector<ordered_json> runs;
     for (int32_t repeat = 0; repeat < options.repeats; ++repeat) {
-      COPPICE_ASSIGN_OR_RETURN(ordered_json result, MeasureOnce(options, job, repeat));
+      COPPICE_ASSIGN_OR_RETURN(ordered_json result, MeasureOnce(options, job, repeat, (*run)++));
       runs.push_back(std::move(result));
     }
     last = Medians(runs);
-    const RateVerdict verdict = Judge(options, last, rate);
+    const RateVerdict verdict = Evaluate(options, last, rate);
     probes.push_back({{"rate", rate},
                       {"within", verdict != RateVerdict::kBeyond},
                       {"ttft_p99", last["ttft"]["p99"]},
@@ -144,7 +146,7 @@ Result<ordered_json> SearchCapacity(const BenchLoadOptions& options, LoadCase jo
     if (verdict != RateVerdict::kBeyond) best = last;
     return verdict;
   };
-  COPPICE_ASSIGN_OR_RETURN(const Capacity capacity, FindCapacity(job.rate, options.precision, judge));
+  COPPICE_ASSIGN_OR_RETURN(const Capacity capacity, FindCapacity(job.rate, options.precision, evaluate));
   const auto number = [](const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); };
   return ordered_json{{"rate", capacity.rate > 0 ? capacity.rate : job.rate},  // where none was within, the lowest
                       {"result", capacity.rate > 0 ? best : last},
@@ -165,15 +167,16 @@ Result<std::vector<ordered_json>> MeasureAll(const BenchLoadOptions& options, co
   ProgressLine progress(ProgressLine::WithoutTerminal::kPlainLines);
   std::vector<ordered_json> found(cases.size());
   std::vector<std::vector<ordered_json>> runs(cases.size());
+  int32_t run = 0;
   for (size_t c = 0; options.searches() && c < cases.size(); ++c) {
-    COPPICE_ASSIGN_OR_RETURN(found[c], SearchCapacity(options, cases[c], &progress));
+    COPPICE_ASSIGN_OR_RETURN(found[c], SearchCapacity(options, cases[c], &progress, &run));
     COPPICE_RETURN_IF_ERROR(take(cases[c], found[c]));
   }
   for (int32_t repeat = 0; !options.searches() && repeat < options.repeats; ++repeat) {
     for (size_t c = 0; c < cases.size(); ++c) {
       if (progress.due())
         progress.Show({fmt::format("repeat {}/{}", repeat + 1, options.repeats), fmt::format("case {}/{}", c + 1, cases.size())});
-      COPPICE_ASSIGN_OR_RETURN(ordered_json result, MeasureOnce(options, cases[c], repeat));
+      COPPICE_ASSIGN_OR_RETURN(ordered_json result, MeasureOnce(options, cases[c], repeat, run++));
       runs[c].push_back(std::move(result));
       if (std::ssize(runs[c]) < options.repeats) continue;
       found[c] = {{"rate", cases[c].rate > 0 ? ordered_json(cases[c].rate) : ordered_json()}, {"result", Medians(runs[c])}};
@@ -217,8 +220,8 @@ Status CheckKind(const BenchLoadOptions& options) {
   return OkStatus();
 }
 
-// What makes two runs of a case the same measurement, as the lines of --append have it: what the report says of all rows, and the
-// case's own.
+// Settings by which the lines of --append are the same measurement of a case: the report's fields of all rows, and the case's own.
+// The processor's name is left out.
 ordered_json Settings(const ordered_json& report, const LoadCase& job) {
   ordered_json settings = report;
   settings.erase("cpu");
@@ -364,7 +367,7 @@ Command AddBenchThroughputCommand(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand("throughput", "A workload whose requests all come at once: sharing modes, or servers");
   const std::shared_ptr<BenchLoadOptions> options = AddLoadOptions(*command);
   command->add_option("--concurrency", options->concurrency, "Requests under way at the same moment; 0: all of them")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   return {command, [options] { return BenchLoad(*options); }};
 }
@@ -375,16 +378,16 @@ Command AddBenchServeCommand(CLI::App& bench) {
   const std::shared_ptr<BenchLoadOptions> options = AddLoadOptions(*command);
   command->add_option("--rate", options->rates, "Requests per second; a list is measured one after the other")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(AboveZero())
       ->required();
   command
       ->add_option(
           "--max-ttft-p99", options->max_ttft,
           "Search the highest rate at which 99% of the times to the first token are below so many seconds; --rate is where "
           "the search begins")
-      ->check(CLI::PositiveNumber);
+      ->check(AboveZero());
   command->add_option("--max-tbt-p99", options->max_tbt, "The same of the times between tokens; both limits may be given")
-      ->check(CLI::PositiveNumber);
+      ->check(AboveZero());
   command->add_option("--precision", options->precision, "How far apart the rates within and beyond the limits may be at the end")
       ->check(CLI::Range(0.001, 1.0))
       ->capture_default_str();

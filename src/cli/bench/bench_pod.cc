@@ -109,7 +109,7 @@ std::string FormatCsv(const ordered_json& rows) {
 // Speed-ups of a way over the serial one.
 struct Speedups {
   std::vector<double> all, where_both_count;
-  double least_upper = INFINITY;  // the least upper end of an interval: below 1, that batch is surely slower
+  double least_upper = INFINITY;  // the least upper end of an interval: below 1, that batch is slower beyond the error
 };
 
 std::map<std::string, Speedups> CollectSpeedups(const ordered_json& rows) {
@@ -158,13 +158,13 @@ std::string DistributionPlot(const std::map<std::string, Speedups>& ways) {
   return plot.series.empty() ? "" : LinePlot(plot);
 }
 
-// What varies in a set.
+// The field that varies in a set.
 const char* Abscissa(const std::string& set) {
   if (set == "figure6" || set == "table7") return "chunk_id";
   return set == "figure7" ? "prompt" : "requests";
 }
 
-// Times over what varies in a set, a plot for each of what does not.
+// Times over a set's abscissa, a plot for each value of its other fields.
 std::string TimePlots(const ordered_json& rows, const std::string& set) {
   const char* const x_key = Abscissa(set);
   std::map<std::string, Plot> plots;
@@ -276,10 +276,10 @@ Command AddBenchPodCommand(CLI::App& bench) {
   command
       ->add_option("--precision", options->bench.rounds.precision,
                    "More rounds until the 95 % interval of each way's time over the serial is this wide")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command->add_option("--seconds", options->bench.rounds.seconds, "No more rounds after this time a batch")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeastZero())
       ->capture_default_str();
   command
       ->add_option(
@@ -287,7 +287,7 @@ Command AddBenchPodCommand(CLI::App& bench) {
           "TB/s and TFLOP/s of the bounds (default: measured on a CPU; of a GPU what its memory bus and tensor cores do at "
           "their highest clocks)")
       ->expected(2)
-      ->check(CLI::PositiveNumber);
+      ->check(AboveZero());
   command->add_option("--threads", options->threads, "Worker threads of a CPU; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

@@ -74,6 +74,7 @@ EngineOptions BenchMode::OptionsFor(EngineOptions options) const {
   options.experiment.without_attention = !attends;
   options.experiment.kinds = kinds;
   if (ranks > 0) options.device = FirstGpus(ranks);
+  options.kv_split = kv_split.value_or(options.kv_split);
   options.chunk = chunk.value_or(options.chunk);
   return options;
 }
@@ -128,6 +129,19 @@ std::vector<BenchMode> WithRanks(const std::vector<BenchMode>& modes, const std:
   return combined;
 }
 
+std::vector<BenchMode> WithKvSplits(const std::vector<BenchMode>& modes, const std::vector<KvSplit>& splits) {
+  if (splits.empty()) return modes;
+  std::vector<BenchMode> combined;
+  for (BenchMode mode : modes) {
+    if (!mode.attends) combined.push_back(mode);
+    for (const KvSplit split : mode.attends ? splits : std::vector<KvSplit>()) {
+      mode.kv_split = split;
+      combined.push_back(mode);
+    }
+  }
+  return combined;
+}
+
 std::vector<BenchMode> WithChunks(const std::vector<BenchMode>& modes, const std::vector<int32_t>& chunks) {
   if (chunks.size() < 2) return modes;
   std::vector<BenchMode> combined;
@@ -157,9 +171,10 @@ std::string ModeOf(const ordered_json& row) {
   const std::string sharing = row["sharing"].get<std::string>(), kinds = row.value("kinds", "auto");
   const int ranks = row.value("ranks", 0);
   const int32_t chunk = row.value("chunk", 0);
+  const std::string split = row.value("kv_split", "");
   const std::string of_chunk = !row.contains("chunk") ? "" : chunk == kAutoChunk ? " chunk auto" : fmt::format(" chunk {}", chunk);
   return sharing + (kinds == Name(KindOrder::kAuto) ? "" : " " + kinds) + (ranks == 0 ? "" : fmt::format(" tp {}", ranks)) +
-         of_chunk;
+         (split.empty() ? "" : fmt::format(" by {}", split)) + of_chunk;
 }
 
 std::vector<std::string> DistinctModes(const ordered_json& rows) {
@@ -198,7 +213,7 @@ Status MeasureInChild(const std::function<Status(const TakeMeasured& give)>& mea
   const pid_t child = fork();
   if (child < 0) return Internal(fmt::format("fork: {}", std::strerror(errno)));
   if (child == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody would hear of it any more
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // without a reader from then on
     close(ends[0]);
     const auto write = [&](const ordered_json& line) { return WriteAll(ends[1], line.dump() + "\n", "the pipe"); };
     const auto give = [&](ordered_json object) { return write({{"measured", std::move(object)}}); };
@@ -273,8 +288,9 @@ std::string CpuName() {
 bool IsReport(const std::string& text) {
   if (text.starts_with(kReportHtmlBegin) || text.starts_with(kReportCsvBegin) || text.starts_with(kPodCsvBegin)) return true;
   const ordered_json json = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return (json.is_object() && json.contains("rows") && json["rows"].is_array()) || attention::ParseMachineModel(text).ok() ||
-         simulate::StepTimes::Parse(text).ok();
+  const auto has = [&](const char* key) { return json.is_object() && json.contains(key); };
+  return (has("rows") && json["rows"].is_array()) || (has("eval") && has("modes")) || has("update_seconds") ||
+         attention::ParseMachineModel(text).ok() || simulate::StepTimes::Parse(text).ok();
 }
 
 Status CheckReport(const std::string& path, std::string_view option) {

@@ -1,4 +1,4 @@
-// What the benchmarks of the engine share: a measurement in a process of its own, medians, the machine's name.
+// Shared by the benchmarks of the engine: a measurement in a process of its own, medians, the machine's name.
 // Layer: cli.
 #pragma once
 
@@ -24,15 +24,16 @@ namespace coppice::cli {
 inline constexpr std::array<SharingMode, 4> kSharingModes = {SharingMode::kTree, SharingMode::kOneLevel, SharingMode::kStore,
                                                              SharingMode::kNone};
 
-// What an engine of a benchmark does about what requests share, and how its attention's kinds run.
+// The mode of a benchmark's engine: how it shares KV between requests, and how its attention's kinds run.
 struct BenchMode {
   static constexpr std::string_view kNoAttention = "no-attention";
 
   SharingMode sharing = SharingMode::kTree;
   bool attends = true;  // false: the step without its attention, the ceiling of what sharing can reach (Hydragen, section 4.1)
   KindOrder kinds = KindOrder::kAuto;
-  int ranks = 0;                 // on the first GPUs; 0: as the options' device says
-  std::optional<int32_t> chunk;  // EngineOptions::chunk; absent: as the options say
+  int ranks = 0;                    // on the first GPUs; 0: as the options' device says
+  std::optional<KvSplit> kv_split;  // this and `chunk` as EngineOptions has them; absent: as the options say
+  std::optional<int32_t> chunk;
 
   std::string_view sharing_name() const { return attends ? Name(sharing) : kNoAttention; }
   EngineOptions OptionsFor(EngineOptions options) const;
@@ -61,12 +62,14 @@ std::vector<BenchMode> WithKinds(const std::vector<BenchMode>& modes, const std:
 void AddModesOptions(CLI::App& command, std::vector<BenchMode>* modes, std::vector<KindOrder>* kinds);
 // Each mode on each number of ranks; as they are where none is given.
 std::vector<BenchMode> WithRanks(const std::vector<BenchMode>& modes, const std::vector<int>& ranks);
+// Each mode that attends with each of these; as they are where none is given.
+std::vector<BenchMode> WithKvSplits(const std::vector<BenchMode>& modes, const std::vector<KvSplit>& splits);
 // Each mode with each chunk; as they are where there is one chunk or none.
 std::vector<BenchMode> WithChunks(const std::vector<BenchMode>& modes, const std::vector<int32_t>& chunks);
 // Values of --chunk with commas between them.
 Result<std::vector<int32_t>> ParseChunks(std::string_view text);
-// What tells a row's engine from others: its "sharing", its "kinds" where they are not auto, its "ranks" and its "chunk" where they
-// were given.
+// The fields that distinguish a row's engine: its "sharing", its "kinds" where they are not auto, its "ranks", its "kv_split" and
+// its "chunk" where they were given.
 std::string ModeOf(const nlohmann::ordered_json& row);
 // Those of the rows, in the order in which they come first.
 std::vector<std::string> DistinctModes(const nlohmann::ordered_json& rows);

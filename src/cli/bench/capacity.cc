@@ -6,13 +6,13 @@
 
 namespace coppice::cli {
 
-Result<Capacity> FindCapacity(double start, double precision, const std::function<Result<RateVerdict>(double rate)>& judge) {
+Result<Capacity> FindCapacity(double start, double precision, const std::function<Result<RateVerdict>(double rate)>& evaluate) {
   constexpr int kMostDoublings = 20, kMostHalvings = 10;  // a run at a low rate takes long
   COPPICE_CHECK(start > 0 && precision > 0);
   Capacity capacity;
   const auto verdict_of = [&](double rate) {
     capacity.rates.push_back(rate);
-    return judge(rate);
+    return evaluate(rate);
   };
   double rate = start;
   for (int i = 0; i <= (capacity.beyond > 0 ? kMostHalvings : kMostDoublings); ++i) {

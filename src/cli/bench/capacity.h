@@ -18,11 +18,11 @@ enum class RateVerdict {
 struct Capacity {
   double rate = 0;            // the highest that was within; 0: none was
   double beyond = 0;          // the lowest above it that was not; 0: none was found, and `rate` is a lower bound
-  std::vector<double> rates;  // in the order in which they were judged
+  std::vector<double> rates;  // in the order in which they were evaluated
 };
 
 // Doubles or halves `start` until limits begin to be missed, then halves the distance, on a scale of ratios, until `beyond` is at
-// most 1 + `precision` times `rate`. At most 20 doublings or 10 halvings. Errors of `judge` end the search.
-Result<Capacity> FindCapacity(double start, double precision, const std::function<Result<RateVerdict>(double rate)>& judge);
+// most 1 + `precision` times `rate`. At most 20 doublings or 10 halvings. Errors of `evaluate` end the search.
+Result<Capacity> FindCapacity(double start, double precision, const std::function<Result<RateVerdict>(double rate)>& evaluate);
 
 }  // namespace coppice::cli

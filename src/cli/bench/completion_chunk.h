@@ -1,4 +1,4 @@
-// What an object of a streamed completion says, as far as measuring needs it: ours, or that of another server with OpenAI's API.
+// The object of a streamed completion, as far as measuring needs it: ours, or that of another server with OpenAI's API.
 // Layer: cli.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What `coppice bench decode` measured, in its forms: lines of text, CSV, a page with plots. Layer: cli.
+// The results of `coppice bench decode`, in their forms: lines of text, CSV, a page with plots. Layer: cli.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -13,7 +13,7 @@
 
 namespace coppice::cli {
 
-// What "http://host:port/path" names.
+// The parts of "http://host:port/path".
 struct ServerUrl {
   std::string host, port = "80", path;  // the path without a slash at its end
   // As a Host header has it.

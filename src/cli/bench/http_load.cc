@@ -46,9 +46,17 @@ std::optional<double> ServerCpuSeconds(const HttpClient& client) {
   return seconds;
 }
 
-std::string BodyOf(const HttpTarget& target, const WorkloadRequest& request, size_t number) {
+// The prompt of a run: every token moves by the same distance, so that requests share as much as in every other run.
+std::vector<int32_t> PromptOf(const WorkloadRequest& request, int32_t run, int32_t vocab_size) {
+  constexpr int64_t kStep = 9973;
+  std::vector<int32_t> ids(request.prompt_ids.begin(), request.prompt_ids.end());
+  for (int32_t& id : ids) id = static_cast<int32_t>((id + run * kStep) % vocab_size);
+  return ids;
+}
+
+std::string BodyOf(const HttpTarget& target, const WorkloadRequest& request, int32_t run, size_t number) {
   json body = {{"model", target.model},
-               {"prompt", request.prompt_ids},
+               {"prompt", PromptOf(request, run, target.vocab_size)},
                {"max_tokens", request.output_tokens},
                {"temperature", 1},
                {"seed", number},
@@ -147,7 +155,7 @@ class HttpLoad {
   // Starts each request when it is due.
   asio::awaitable<void> Dispatch() {
     for (size_t i = 0; i < requests_.size(); ++i) {
-      std::string body = BodyOf(target_, requests_[i], i);
+      std::string body = BodyOf(target_, requests_[i], schedule_.run, i);
       co_await Until(schedule_.arrivals[i]);
       asio::co_spawn(io_, Answer(i, std::move(body)), asio::detached);
     }
@@ -157,7 +165,7 @@ class HttpLoad {
   asio::awaitable<void> Work() {
     while (next_ < requests_.size()) {
       const size_t i = next_++;
-      std::string body = BodyOf(target_, requests_[i], i);
+      std::string body = BodyOf(target_, requests_[i], schedule_.run, i);
       co_await Until(schedule_.arrivals[i]);
       recorder_.Arrive(i, now());
       co_await Answer(i, std::move(body));
@@ -187,7 +195,7 @@ class HttpLoad {
     COPPICE_RETURN_IF_ERROR(reader->End());
     recorder_.End(request, now());
     if (const auto& usage = reader->usage(); usage && usage->cached_tokens) {
-      figures_.tells_cached = true;
+      figures_.reports_cached = true;
       figures_.cached_tokens += *usage->cached_tokens;
     }
     const int64_t wanted = int64_t{requests_[request].samples} * requests_[request].output_tokens;

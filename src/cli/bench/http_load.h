@@ -17,6 +17,7 @@ struct HttpTarget {
   ServerUrl url;
   std::string api_key;  // empty: none
   std::string model;    // the name in requests
+  int32_t vocab_size = 0;
 };
 
 // The first model that the server lists.

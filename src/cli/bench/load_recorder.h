@@ -13,10 +13,12 @@
 
 namespace coppice::cli {
 
-// When requests come.
+// When requests come, and which ones.
 struct LoadSchedule {
   std::vector<double> arrivals;  // seconds from the start, ascending, one per request
   int32_t concurrency = 0;       // so many requests are under way at most; those that are held back arrive when one ends. 0: any
+  int32_t run =
+      0;  // of a server, from 0 on: prompts of different runs have different tokens, so that none is cached from another run
 };
 
 // Thread-safe. Times are seconds from the start.
@@ -28,7 +30,7 @@ class LoadRecorder {
   void Arrive(size_t request, double now);
   // `count` tokens of a sample came together.
   void AddTokens(size_t request, int32_t sample, int64_t count, double now);
-  // `count` tokens came with others, as was told only at the end.
+  // `count` tokens came with others, as was known only at the end.
   void AddUntimed(size_t request, int64_t count);
   void End(size_t request, double now);
   // It will have no answer.

@@ -30,7 +30,7 @@ double Value(const ordered_json& row, const char* group, const char* key) {
   return value != values.end() && value->is_number() ? value->get<double>() : 0;
 }
 
-// What tells the lines of a plot apart: modes, or servers.
+// The name of a plot's line: a mode, or a server.
 std::string Series(const ordered_json& row) { return row.contains("server") ? Str(row, "server") : ModeOf(row); }
 
 std::vector<std::string> DistinctSeries(const ordered_json& rows) {

@@ -63,7 +63,7 @@ void AppendServer(const ServerFigures& server, const LoadResult& result, ordered
     return result.output_tokens > 0 ? seconds / static_cast<double>(result.output_tokens) : 0;
   };
   json->update({{"refused", server.refused}, {"short_requests", server.short_requests}});
-  if (server.tells_cached) (*json)["hit_rate"] = Share(server.cached_tokens, result.prompt_tokens);
+  if (server.reports_cached) (*json)["hit_rate"] = Share(server.cached_tokens, result.prompt_tokens);
   (*json)["client_cpu_seconds_per_token"] = per_token(server.client_cpu_seconds);
   if (server.server_cpu_seconds) (*json)["server_cpu_seconds_per_token"] = per_token(*server.server_cpu_seconds);
 }

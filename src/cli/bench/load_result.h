@@ -1,4 +1,4 @@
-// What the users of a server or of an engine would have seen of a workload, and how it is written down.
+// A workload as users of a server or of an engine would have seen it, and how it is written down.
 // Layer: cli.
 #pragma once
 
@@ -15,17 +15,17 @@ namespace coppice::cli {
 // Quantiles 0, 1, .. 100 percent of a set of measurements, linear between neighbours; empty for no measurement.
 std::vector<double> Percentiles(std::vector<double> values);
 
-// What an engine says of itself.
+// An engine's own figures.
 struct EngineFigures {
   EngineMetrics metrics;
   DType dtype = DType::kBF16;  // of KV: what the engine chose, where its options leave it open
 };
 
-// What a server that was asked over HTTP says of itself, and what asking took.
+// The own figures of a server that was asked over HTTP, and the time of asking.
 struct ServerFigures {
   int64_t refused = 0;                       // requests that it had no room for (429, 503)
   int64_t cached_tokens = 0;                 // of prompts, where the usage says it
-  bool tells_cached = false;                 // whether it does
+  bool reports_cached = false;               // whether it does
   double client_cpu_seconds = 0;             // of this process, during the run
   std::optional<double> server_cpu_seconds;  // of the server's, where its /metrics say it
   int64_t short_requests = 0;                // that ended before all tokens that were asked for

@@ -12,7 +12,7 @@ namespace coppice::cli {
 
 class SseParser {
  public:
-  // What an event's "data:" lines hold, joined by line feeds; valid during the call. An error ends the parsing.
+  // `data`: the contents of an event's "data:" lines, joined by line feeds; valid during the call. An error ends the parsing.
   using OnData = std::function<Status(std::string_view data)>;
 
   static constexpr size_t kMaxEventBytes = size_t{16} << 20;

@@ -29,7 +29,7 @@ Result<std::vector<TreeLevel>> ParseTree(std::string_view text);
 Status MakeTree(const std::vector<TreeLevel>& levels, int32_t page_size, int32_t queries, SharingMode sharing,
                 attention::PlanDump& problem);
 
-// What running a problem takes: its KV pool, and queries of `row` elements each, as many bytes for the output.
+// Memory that running a problem takes: its KV pool, and queries of `row` elements each, as many bytes for the output.
 struct ProblemSizes {
   attention::KvPoolShape pool;
   int64_t row = 0;

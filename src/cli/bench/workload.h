@@ -64,7 +64,7 @@ struct WorkloadRequest {
   int32_t samples = 1, output_tokens = 1;
 };
 
-// What is measured at once.
+// The workloads measured at once.
 struct WorkloadPoint {
   std::string label;
   double x = 0;  // where it stands on the x axis of its workload

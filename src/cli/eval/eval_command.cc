@@ -28,7 +28,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// What all tasks have.
+// Options that all tasks have.
 struct EvalOptions {
   EngineOptions engine;
   std::vector<SharingMode> modes{SharingMode::kTree};
@@ -179,7 +179,7 @@ void AddSampling(CLI::App& command, SampleSettings* settings, std::string_view n
   command.add_option("--max-tokens", settings->max_tokens, fmt::format("Tokens of a {} at most", noun))
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  command.add_option("-t,--temperature", settings->temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command.add_option("-t,--temperature", settings->temperature, "0: greedy")->check(AtLeastZero())->capture_default_str();
   command.add_option("--top-p", settings->top_p, "Nucleus mass in (0, 1]")->capture_default_str();
   AddParsed<uint64_t>(command, "--seed", settings->seed, ParseSeed, fmt::format("Of the {}s (default 1)", noun));
 }

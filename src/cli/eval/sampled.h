@@ -1,4 +1,4 @@
-// What tasks of several samples a problem have in common: their files and their requests. Layer: cli.
+// Shared by tasks of several samples a problem: their files and their requests. Layer: cli.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -34,7 +34,7 @@ constexpr int kMostTasks = 64;  // processes and threads of a program
 // bubblewrap outside, its first process in the new namespace of processes, and a program's own.
 constexpr int kTasksOfBubblewrap = 2;
 constexpr int64_t kMostTmpBytes = 64 << 20, kMostShmBytes = 64 << 20;
-// "nobody" wherever it has a name: owner of nothing.
+// The user without rights: owner of nothing.
 constexpr uid_t kUnprivileged = 65534;
 
 // Passes in a process that has no rights left; else its last line on stderr says which it has.
@@ -56,7 +56,7 @@ Limit LimitOf(__rlimit_resource resource, rlim_t value) {
   return {resource, {value, value}};
 }
 
-// What exec is given; made before fork, after which nothing may allocate.
+// Arguments of exec; made before fork, after which nothing may allocate.
 std::vector<std::string> Arguments(const std::string& interpreter, int filter) {
   return {
       "bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--assert-userns-disabled", "--cap-drop", "ALL", "--seccomp",
@@ -92,7 +92,7 @@ bool HasRightsOfRoot() {
   return real == 0 || effective == 0 || saved == 0;
 }
 
-// What the new process needs to become the sandbox; all of it made before fork.
+// Arguments, descriptors and limits by which the new process becomes the sandbox; all of them made before fork.
 struct Start {
   char* const* arguments;
   int program, output, errors, filter;  // descriptors
@@ -100,7 +100,7 @@ struct Start {
   bool drop_root;
   std::array<Limit, 6> limits;
 };
-// A step of it that failed: errno, and the words of SystemError, which parent and child have at the same addresses.
+// A step of the start that failed: errno, and the words of SystemError, which parent and child have at the same addresses.
 struct StartFailure {
   const char *action, *object;
   int error;

@@ -1,6 +1,6 @@
 // Runs a program that a model wrote, so that it can do no harm: a process without rights, the network and the user's files, with
-// limits of time, memory, files and threads that hold for all that it starts. Whatever cannot be bounded or taken away is an error,
-// and nothing runs. What it takes from the program is told in docs/evaluation.md. Layer: cli.
+// limits of time, memory, files and threads that hold for all that it starts. A limit that cannot be set, or a right that cannot be
+// taken away, is an error, and nothing runs. docs/evaluation.md says what it takes from the program. Layer: cli.
 #pragma once
 
 #include <linux/filter.h>
@@ -35,7 +35,7 @@ class Sandbox {
 
  private:
   Sandbox(std::string interpreter, const SandboxLimits& limits);
-  // What it and bubblewrap write to stderr goes to `errors`.
+  // Output and stderr of the program and of bubblewrap go to the descriptor `errors`.
   Result<ProgramResult> Run(const std::string& program, double seconds, int errors) const;
 
   std::string interpreter_;

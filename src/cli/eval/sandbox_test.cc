@@ -59,7 +59,7 @@ bool IsRoot() { return geteuid() == 0; }
 
 enum class Caller : uint8_t { kRoot, kOrdinaryUser };
 
-// What `function` returns in a process of an ordinary user; 255 if it does not return.
+// The value that `function` returns in a process of an ordinary user; 255 if it does not return.
 int AsOrdinaryUser(const std::function<int()>& function) {
   if (!IsRoot()) return function();
   const pid_t child = fork();
@@ -115,7 +115,7 @@ TEST_P(SandboxTest, PassesWhatComesToItsEnd) {
   }
 }
 
-// What programs do that have no harm in mind.
+// Threads, files, sockets and libraries, as harmless programs use them.
 TEST_P(SandboxTest, OrdinaryProgramsRun) {
   for (const char* program :
        {"import threading\nparts = []\nthreads = [threading.Thread(target=parts.append, args=(i,)) for i in range(8)]\n"

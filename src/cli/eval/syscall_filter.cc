@@ -278,7 +278,7 @@ class FilterWriter {
     Return(action);
   }
   void ReturnIfAnyBit(uint32_t bits, uint32_t action) { ReturnIf(BPF_JSET, bits, action); }
-  // What `write` adds is for the system call `number` alone, and ends with Return.
+  // Instructions that `write` adds are for the system call `number` alone, and end with Return.
   template <class Write>
   void For(uint32_t number, Write write) {
     const size_t jump = program_.size();

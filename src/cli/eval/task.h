@@ -1,4 +1,4 @@
-// What is evaluated: a task makes requests, runs them on an engine, and gives estimates. It does not know the sharing mode, which
+// An evaluation's task: it makes requests, runs them on an engine, and gives estimates. It does not know the sharing mode, which
 // must change nothing. Layer: cli.
 #pragma once
 
@@ -20,7 +20,7 @@ struct Score {
 
 struct EvalResult {
   std::vector<Score> scores;
-  // What each item came to, so that modes can be compared item by item: an answer, a log-probability, passed or not.
+  // The result of each item, so that modes can be compared item by item: an answer, a log-probability, passed or not.
   std::vector<std::string> items;
   DType dtype = DType::kBF16;  // the engine's
 };

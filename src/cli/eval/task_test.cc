@@ -1,4 +1,4 @@
-// What evaluations read: files of questions and programs.
+// Inputs of evaluations: files of questions and programs.
 #include "cli/eval/task.h"
 
 #include <gmock/gmock.h>

@@ -13,7 +13,7 @@
 
 namespace coppice {
 
-// What is timed: every form in every kind of work. The first form is the one that runs where nothing was timed.
+// Timed forms: every form in every kind of work. The first form is the one that runs where nothing was timed.
 struct ProbePlan {
   std::string subject;                    // "products", "attention": one word, a part of the file's name
   std::vector<std::string> kinds, forms;  // one word each
@@ -65,7 +65,7 @@ struct ProbeOptions {
 // changes nothing but the next start. Where time ran out, nothing is written.
 ProbeResult ProbeKernels(const ProbePlan& plan, const ProbeOptions& options);
 
-// What runs and why, for people.
+// The chosen forms and why, for people.
 struct ProbeReport {
   struct Line {
     std::string kind, form;

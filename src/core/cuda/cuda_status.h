@@ -1,4 +1,4 @@
-// What every file that calls the CUDA runtime needs: its errors as Status, the current device of a scope. Layer: core/cuda.
+// For every file that calls the CUDA runtime: its errors as Status, the current device of a scope. Layer: core/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>

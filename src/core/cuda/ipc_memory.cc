@@ -60,7 +60,7 @@ Result<size_t> SizeOfAllocation(const void* data) {
   size_t size = 0;
   if (!cuda::FindDriverFunction("cuMemGetAddressRange", &range_of) ||
       range_of(&begin, &size, reinterpret_cast<CUdeviceptr>(data)) != CUDA_SUCCESS)
-    return Internal("the CUDA driver does not tell how large memory of another process is");
+    return Internal("the CUDA driver does not say how large memory of another process is");
   return size;
 }
 

@@ -1,4 +1,4 @@
-// What Device::CreateCuda and an opened device say where a GPU cannot be used, over stand-ins for the CUDA runtime's functions:
+// Errors of Device::CreateCuda and of an opened device where a GPU cannot be used, over stand-ins for the CUDA runtime's functions:
 // runs without a GPU. Layer: core/cuda, tests.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ TEST_F(UnusableDevice, AnOlderComputeCapability) {
   EXPECT_TRUE(Open().ok()) << Open().ToString();
 }
 
-TEST_F(UnusableDevice, TooLittleMemoryIsToldWithFigures) {
+TEST_F(UnusableDevice, TooLittleMemoryIsReportedWithFigures) {
   const auto device = Device::CreateCuda(0).value();
   machine.malloc_error = cudaErrorMemoryAllocation;
   const Status status = device->Allocate(3000).status();

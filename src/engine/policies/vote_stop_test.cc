@@ -43,7 +43,7 @@ TEST(VoteStop, SettlesWhereNothingElseCanWinAndNotBefore) {
     }
     VoteStop vote(n);
     for (int ended = 0; ended <= n; ++ended) {
-      // The worst that the rest can do: all vote for the strongest other answer, or for one that nobody has given.
+      // The worst that the rest can do: all vote for the strongest other answer, or for a new one.
       const Answers so_far(answers.begin(), answers.begin() + ended);
       const std::vector<std::string> leaders = Winners(so_far);
       bool can_change = leaders.size() != 1;

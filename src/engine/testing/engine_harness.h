@@ -22,7 +22,7 @@
 
 namespace coppice {
 
-// What came out of one sample.
+// The output of one sample.
 struct Output {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;

@@ -14,7 +14,7 @@ namespace coppice {
 
 class ObjectReader;
 
-// What a weight is in the forward pass.
+// The role of a weight in the forward pass.
 enum class WeightRole : uint8_t {
   // Of the model.
   kEmbedding,

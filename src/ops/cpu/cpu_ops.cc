@@ -126,6 +126,12 @@ class CpuOps final : public Ops {
     return OkStatus();
   }
 
+  Status Fill(DeviceTensor x, float value, Stream) override {
+    COPPICE_DCHECK(x.dtype == DType::kF32 && x.stride == x.cols);
+    std::fill_n(static_cast<float*>(x.data), x.rows * x.cols, value);
+    return OkStatus();
+  }
+
   Status Gather(ConstDeviceTensor x, DeviceSpan<const int32_t> rows, DeviceTensor y, Stream) override {
     const size_t bytes = static_cast<size_t>(x.cols) * SizeOf(x.dtype);
     ForRows(rows.size, x.cols, [&](int64_t row) { std::memcpy(Row(y, row), Row(x, rows.data[row]), bytes); });

@@ -31,7 +31,7 @@ struct CodedInput {
   float* sums;     // [rows, k / 32] of the block's codes x scale
 };
 
-// What is asked for, to the second-level cache, while a panel is multiplied: some at each step, since many requests at once leave
+// Bytes to prefetch into the second-level cache while a panel is multiplied: some at each step, since many requests at once leave
 // no room for those that the product waits for.
 struct Ahead {
   const std::byte* from = nullptr;

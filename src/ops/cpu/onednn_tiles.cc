@@ -35,7 +35,7 @@ void ExpectRoomForCode() {
   munmap(room, kBytes);
 }
 
-// What one worker passes to the library; the data handles are set before each call.
+// Arguments that one worker passes to the library; the data handles are set before each call.
 struct Arguments {
   memory x, weight, tile, scratchpad;
   std::vector<std::byte> scratch;

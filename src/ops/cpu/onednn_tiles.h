@@ -1,6 +1,5 @@
-// oneDNN's block-matrix kernels (AMX, AVX-512) on tiles that our own threads hand out. The library is always told to use one
-// thread: its OpenMP barriers stall for milliseconds when another process takes a core (docs/matrix_products.md).
-// Layer: ops, private.
+// oneDNN's block-matrix kernels (AMX, AVX-512) on tiles that our own threads hand out. The library always uses one thread: its
+// OpenMP barriers stall for milliseconds when another process takes a core (docs/matrix_products.md). Layer: ops, private.
 #pragma once
 
 #include <array>
@@ -18,7 +17,7 @@ class OneDnnTiles {
  public:
   static constexpr int64_t kRowStep = 16, kMaxRows = 64;  // 16: the rows of an AMX tile register
 
-  // What a product of fixed k and panel count needs for each padded row count; owned by the OneDnnTiles that made it.
+  // Kernels and arguments of products of fixed k and panel count by padded row count; owned by the OneDnnTiles that made it.
   struct Plan;
   // Whether the plan's kernels use matrix units (AMX), several times as fast as vectors.
   static bool UsesMatrixUnits(const Plan& plan);

@@ -38,7 +38,7 @@ const std::vector<ProductKind>& ProductKinds();
 
 // `forms`: of SupportedKernels(), the best one first.
 ProbePlan PlanProductProbe(std::vector<const Kernels*> forms);
-// What a probe of those forms says.
+// The fastest of those forms, by kind of product, in a probe.
 ProductForms ChooseProducts(const std::vector<const Kernels*>& forms, const ProbeResult& probe);
 
 // Those of this process. COPPICE_CPU_ISA leaves SelectKernels() for all, and so does COPPICE_CPU_PROBE=off. The deterministic mode

@@ -251,7 +251,7 @@ TEST(CodedProducts, MatchDoublePrecision) {
           EXPECT_EQ(std::memcmp(first_row.data(), y.data(), outputs * sizeof(float)), 0) << "rows " << rows;
         }
       }
-      // What is no number stays none, in its own row alone.
+      // NaN stays NaN, in its own row alone.
       x.bf16[kInputs + 5].bits = 0x7fc0;
       std::vector<float> y(2 * outputs);
       ASSERT_TRUE(ops->Linear(x.Matrix(2, kInputs), **packed, HostTensor(y, 2, outputs), {}, nullptr).ok());

@@ -77,7 +77,7 @@ struct BlockScales {
   }
 };
 
-// What integer sums of a block begin with: minus the codes' zero times the sum of the inputs' codes.
+// The first term of a block's integer sums: minus the codes' zero times the sum of the inputs' codes.
 template <bool kHasMinimum>
 [[gnu::always_inline]] inline I32 ZeroTerm(int32_t zero, const int32_t* negated) {
   if constexpr (kHasMinimum) return I32{};  // such codes have no zero
@@ -228,7 +228,7 @@ void Unpack(const std::byte* strip, int64_t ahead, int64_t first, int64_t count,
   }
 }
 
-// What the product of unpacked blocks must know of their format, so that formats share its code.
+// Properties of a format that the product of unpacked blocks depends on; formats of equal ones share its code.
 struct TileKind {
   InputPrecision precision;
   int safe_operands;  // narrow: operands whose 16-bit sums cannot overflow

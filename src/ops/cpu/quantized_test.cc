@@ -141,7 +141,7 @@ struct Input {
                                                                                              View().FromRow(r, k));
     }
   }
-  // What the integers stand for.
+  // The value that the integers stand for.
   double Quantized(InputPrecision precision, int64_t row, int64_t i) const {
     constexpr int64_t kPlace[] = {0, 2, 1, 3};
     const int64_t block = (row * k + i) / 32;

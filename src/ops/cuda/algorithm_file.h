@@ -45,11 +45,11 @@ class AlgorithmFile {
   // The one that Ops reads and writes.
   static AlgorithmFile Of(const std::string& folder, const std::string& device, size_t library_version);
 
-  // What was measured for the least number of rows that is at least `rows` and less than twice as many.
+  // The algorithm measured for the least number of rows that is at least `rows` and less than twice as many.
   const MeasuredAlgorithm* Find(const AlgorithmKey& key, int64_t rows) const;
   const MeasuredAlgorithm* FindExact(const AlgorithmKey& key, int64_t rows) const;
   void Set(const AlgorithmKey& key, int64_t rows, const MeasuredAlgorithm& algorithm);
-  // Replaces the file at once, so that whoever reads it meanwhile sees the old one or the new one.
+  // Replaces the file at once, so that a reader sees the old one or the new one.
   Status Save() const;
 
  private:

@@ -119,6 +119,12 @@ class CudaOps final : public Ops {
     return LaunchEmbed(token_ids, static_cast<const CudaWeight&>(table), args, y, overlaps_, Of(stream));
   }
 
+  Status Fill(DeviceTensor x, float value, Stream stream) override {
+    COPPICE_DCHECK(x.dtype == DType::kF32 && x.stride == x.cols);
+    const DeviceGuard guard(device_->ordinal());
+    return LaunchFill(static_cast<float*>(x.data), x.rows * x.cols, value, overlaps_, Of(stream));
+  }
+
   Status Gather(ConstDeviceTensor x, DeviceSpan<const int32_t> rows, DeviceTensor y, Stream stream) override {
     COPPICE_DCHECK(x.dtype == y.dtype && x.cols == y.cols && rows.size == y.rows);
     const DeviceGuard guard(device_->ordinal());

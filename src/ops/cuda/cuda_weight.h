@@ -51,7 +51,7 @@ class CudaWeight final : public Weight {
   bool is_gated_ = false;
 };
 
-// What products need of one: a CudaWeight, or memory laid out as one.
+// A weight as products read it: a CudaWeight, or memory laid out as one.
 struct WeightView {
   const void* data = nullptr;
   const float* bias = nullptr;  // as packed, or null

@@ -140,7 +140,7 @@ class Streamer {
     return weight;
   }
 
-  // As NormKernel, but for the order of additions. What lies behind a row's inputs is zero.
+  // As NormKernel, but for the order of additions. Elements behind a row's inputs are zero.
   __device__ void NormInputs(const NormWeight& weight) {
     for (int row = 0; row < p_.num_rows; ++row) {
       const float* const x = p_.norm.x + row * p_.norm.x_stride;

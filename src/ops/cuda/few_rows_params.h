@@ -1,4 +1,4 @@
-// What FewRowsProduct gives its kernel. Layer: ops/cuda.
+// Parameters of FewRowsProduct's kernel. Layer: ops/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -52,8 +52,9 @@ struct Corner {
   }
 };
 
-// What a cluster does: a tile of each whole wave, then its range of the steps of the tiles that are left, which are cut into equal
-// ranges. Later ranges belong to clusters that start earlier: whoever completes a tile waits for those that have its later steps.
+// A cluster's work: a tile of each whole wave, then its range of the steps of the tiles that are left, which are cut into equal
+// ranges. Later ranges belong to clusters that start earlier: the cluster that completes a tile waits for those that have its later
+// steps.
 class Range {
  public:
   __device__ Range(const Params& p, int index) : p_(p), index_(index), next_(Begin(p, index)), end_(Begin(p, index + 1)) {}
@@ -235,7 +236,7 @@ class Multiplier {
     if (thread_ == 0) ptx::StoreRelease(p_.flags + PlaceOf(range_), 1);
   }
 
-  // In the order of the steps, so that sums do not depend on who was first.
+  // In the order of the steps, so that sums do not depend on the order of arrival.
   __device__ void AddPartials(const Segment& segment, float (&sums)[kSums]) {
     if (segment.end == p_.chunks) return;
     const int tile_end = (segment.tile + 1 - Range::FirstShared(p_)) * p_.chunks;

@@ -12,8 +12,8 @@
 
 namespace coppice::ops::cuda {
 
-// Thread-compatible; calls of one object in stream order, since they share the memory of partial sums. Its sums do not depend on
-// who is first, but on the number of rows.
+// Thread-compatible; calls of one object in stream order, since they share the memory of partial sums. Its sums depend on the
+// number of rows, and not on the order of arrival.
 class GatedProduct {
  public:
   GatedProduct() = default;

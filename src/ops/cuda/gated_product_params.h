@@ -1,4 +1,4 @@
-// What GatedProduct gives its kernel. Layer: ops/cuda.
+// Parameters of GatedProduct's kernel. Layer: ops/cuda.
 #pragma once
 
 #include <cuda.h>
@@ -29,7 +29,7 @@ struct Params {
   int32_t whole_waves;  // tiles that a cluster has alone; the steps of the others are cut into equal ranges
   bool is_gelu;         // tanh's form; else SiLU
   float4* partials;     // [cluster][CTA][warpgroup][float4 of a thread][thread]
-  uint32_t* flags;      // [cluster][CTA][warpgroup]: 1 while partials are there that nobody has added; 0 between launches
+  uint32_t* flags;      // [cluster][CTA][warpgroup]: 1 while partials are there to be added; 0 between launches
 };
 
 // Called once on a device before its first launch: the clusters that run at once.

@@ -38,7 +38,7 @@ __device__ inline void CopyOnce(void* to, const void* from) {
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from)
                : "memory");
 }
-// What other warps read too; the first `bytes`, then zeros.
+// The same for bytes that other warps read too, which L1 keeps: the first `bytes`, then zeros.
 __device__ inline void CopyShared(void* to, const void* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
                :

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/cuda/cuda_status.h"
 #include "core/device.h"
+#include "ops/cuda/peer_kernels.h"
 #include "ops/nccl_library.h"
 #include "ops/peer_group.h"
 
@@ -107,8 +108,66 @@ class NcclCommunicator final : public Communicator {
         "ncclAllReduce");
   }
 
-  // Parts come as they are, and are copied to where they belong.
   Status AllGather(ConstDeviceTensor part, DeviceTensor all, Stream stream) override {
+    COPPICE_DCHECK(part.stride == part.cols && all.data != nullptr);
+    COPPICE_RETURN_IF_ERROR(Prepare());
+    const DeviceGuard guard(ordinal_);
+    const RankRun ranks = {0, size()};
+    const int64_t row_bytes = part.cols * static_cast<int64_t>(SizeOf(part.dtype)), at_a_time = RowsAtATime(ranks, row_bytes);
+    for (int64_t first = 0; first < part.rows; first += at_a_time) {
+      const int64_t rows = std::min(at_a_time, part.rows - first);
+      const ConstDeviceTensor own = part.Rows(first, rows);
+      const DeviceTensor to = all.Rows(first, rows);
+      COPPICE_RETURN_IF_ERROR(Exchange(
+          ranks, rows * row_bytes, [&](int) { return own.data; }, stream));
+      for (int peer = 0; peer < size(); ++peer) {
+        COPPICE_RETURN_IF_ERROR(CopyRows(to.Cols(peer * part.cols, part.cols).data, to.stride * row_bytes / part.cols,
+                                         peer == rank_ ? own.data : Received(ranks, peer, rows * row_bytes), row_bytes, rows,
+                                         row_bytes, stream));
+      }
+    }
+    return OkStatus();
+  }
+
+  // The data for a rank lie together, states before their lse.
+  Status MergeStates(const PartialStates& states, DeviceTensor merged, Stream stream) override {
+    COPPICE_RETURN_IF_ERROR(Prepare());
+    const DeviceGuard guard(ordinal_);
+    const RankRun ranks = states.ranks;
+    const int64_t heads = states.lse.cols / ranks.count, element = static_cast<int64_t>(SizeOf(merged.dtype));
+    const int64_t out_bytes = merged.cols * element, lse_bytes = heads * int64_t{sizeof(float)};
+    const int64_t row_bytes = out_bytes + lse_bytes, at_a_time = RowsAtATime(ranks, row_bytes);
+    for (int64_t first = 0; first < merged.rows; first += at_a_time) {
+      const int64_t rows = std::min(at_a_time, merged.rows - first), block = rows * row_bytes;
+      const ConstDeviceTensor out = states.out.Rows(first, rows), lse = states.lse.Rows(first, rows);
+      const auto sent = [&](int peer) { return sent_.data() + PlaceOf(ranks, peer) * block; };
+      for (int i = 0; i < ranks.count; ++i) {
+        if (ranks.first + i == rank_) continue;
+        std::byte* const to = sent(ranks.first + i);
+        COPPICE_RETURN_IF_ERROR(
+            CopyRows(to, out_bytes, out.Cols(i * merged.cols, merged.cols).data, out.stride * element, rows, out_bytes, stream));
+        COPPICE_RETURN_IF_ERROR(CopyRows(to + rows * out_bytes, lse_bytes, lse.Cols(i * heads, heads).data,
+                                         lse.stride * int64_t{sizeof(float)}, rows, lse_bytes, stream));
+      }
+      COPPICE_RETURN_IF_ERROR(Exchange(ranks, block, sent, stream));
+      cuda::GatheredStates gathered;
+      for (int i = 0; i < ranks.count; ++i) {
+        const bool is_own = ranks.first + i == rank_;
+        const std::byte* const from = is_own ? nullptr : Received(ranks, ranks.first + i, block);
+        gathered.out[i] = is_own ? out.Cols(i * merged.cols, merged.cols).data : from;
+        gathered.out_stride[i] = is_own ? out.stride : merged.cols;
+        gathered.lse[i] = static_cast<const float*>(is_own ? lse.Cols(i * heads, heads).data : from + rows * out_bytes);
+        gathered.lse_stride[i] = is_own ? lse.stride : heads;
+      }
+      const PartialStates part = {.ranks = ranks, .out = out, .lse = lse};
+      COPPICE_RETURN_IF_ERROR(cuda::LaunchMergeGathered(cuda::PeerStatesOf(part, merged.Rows(first, rows)), gathered, rows,
+                                                        /*overlaps=*/false, Of(stream)));
+    }
+    return OkStatus();
+  }
+
+  // Parts come as they are, and are copied to where they belong.
+  Status Gather(ConstDeviceTensor part, DeviceTensor all, Stream stream) override {
     COPPICE_DCHECK(part.dtype == DType::kF32 && part.stride == part.cols && (rank_ == 0) == (all.data != nullptr));
     COPPICE_RETURN_IF_ERROR(group_.reconnected_);
     const DeviceGuard guard(ordinal_);
@@ -154,11 +213,52 @@ class NcclCommunicator final : public Communicator {
  private:
   static cudaStream_t Of(Stream stream) { return static_cast<cudaStream_t>(stream); }
   NcclLibrary::Handle communicator() const { return group_.communicators_[rank_]; }
+  // The memory of AllGather and MergeStates, which are called before they are captured.
+  Status Prepare() {
+    COPPICE_RETURN_IF_ERROR(group_.reconnected_);
+    if (device_) return OkStatus();
+    COPPICE_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, Device::CreateCuda(ordinal_));
+    COPPICE_ASSIGN_OR_RETURN(sent_, device->Allocate(group_.max_bytes_));
+    COPPICE_ASSIGN_OR_RETURN(received_, device->Allocate(group_.max_bytes_));
+    device_ = std::move(device);
+    return OkStatus();
+  }
+  int64_t RowsAtATime(RankRun ranks, int64_t row_bytes) const {
+    return std::max<int64_t>(group_.max_bytes_ / (row_bytes * std::max(ranks.count - 1, 1)), 1);
+  }
+  // Of the others of a run of ranks, the how many-th it is.
+  int PlaceOf(RankRun ranks, int peer) const { return peer - ranks.first - (peer > rank_ ? 1 : 0); }
+  const std::byte* Received(RankRun ranks, int peer, int64_t bytes) const {
+    return received_.data() + PlaceOf(ranks, peer) * bytes;
+  }
+  // Sends each of the others what is at sent(peer), and receives as much.
+  template <class Sent>
+  Status Exchange(RankRun ranks, int64_t bytes, const Sent& sent, Stream stream) {
+    COPPICE_RETURN_IF_ERROR(nccl_.StatusOf(nccl_.group_start(), "ncclGroupStart"));
+    Status status;
+    for (int peer = ranks.first; peer <= ranks.last() && status.ok(); ++peer) {
+      if (peer == rank_) continue;
+      status = nccl_.StatusOf(nccl_.send(sent(peer), bytes, NcclLibrary::kUint8, peer, communicator(), Of(stream)), "ncclSend");
+      if (!status.ok()) break;
+      std::byte* const to = received_.data() + PlaceOf(ranks, peer) * bytes;
+      status = nccl_.StatusOf(nccl_.receive(to, bytes, NcclLibrary::kUint8, peer, communicator(), Of(stream)), "ncclRecv");
+    }
+    COPPICE_RETURN_IF_ERROR(nccl_.StatusOf(nccl_.group_end(), "ncclGroupEnd"));
+    return status;
+  }
+  // Strides in bytes.
+  static Status CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t rows, int64_t bytes,
+                         Stream stream) {
+    return CudaStatus(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, rows, cudaMemcpyDeviceToDevice, Of(stream)),
+                      "cudaMemcpy2DAsync");
+  }
   float* From(int peer, int64_t count) const { return group_.received_.As<float>() + (peer - 1) * count; }
 
   NcclGroup& group_;
   const NcclLibrary& nccl_;
   const int rank_, ordinal_;
+  std::unique_ptr<Device> device_;  // before its memory
+  DeviceMemory sent_, received_;
 };
 
 std::unique_ptr<Communicator> NcclGroup::MakeRank(int rank) {

@@ -24,7 +24,7 @@ __device__ inline float SumOverCta(float value) {
   return sum;
 }
 
-// What a thread has of a row and of the norm's weights.
+// A thread's packs of a row and of the norm's weights.
 template <int kPack>
 struct NormRow {
   Pack<float, kPack> held[kHeldPacks], weights[kHeldPacks];

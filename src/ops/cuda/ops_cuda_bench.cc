@@ -286,7 +286,7 @@ class Bench {
   }
 
   // The passes over rows, 32 of each in a graph: over one input again and again, and each behind a pass that writes its input row
-  // by row, as the product before it does in a step. What the latter takes without the former is taken off.
+  // by row, as the product before it does in a step. The time of the writer alone is taken off.
   void RunPasses() {
     std::printf("\npasses over rows, us of each (TB/s; times the bound: bytes / bandwidth); a GPU's L2 holds small ones\n");
     std::printf("%6s %12s %8s %9s %22s %22s\n", "rows", "", "MB", "bound", "alone", "behind a writer");

@@ -46,8 +46,8 @@ float Decode(const std::byte* from, DType dtype) {
   return value;
 }
 
-// A matrix on the host in fp32 and on the device in some dtype, rows padded and with a stride. What lies between and behind the
-// rows is NaN, so that nothing that reads it passes.
+// A matrix on the host in fp32 and on the device in some dtype, rows padded and with a stride. Elements between and behind the
+// rows are NaN, so that a kernel that reads them fails.
 class Matrix {
  public:
   Matrix(Device* device, DType dtype, int64_t rows, int64_t cols, int64_t gap = 0)
@@ -75,7 +75,7 @@ class Matrix {
   DeviceSpan<const T> span() const {
     return {memory_.As<T>(), rows_ * cols_};
   }
-  // What the device has, once it is done; fails if anything between the rows was written.
+  // The rows on the device, once its work is done; fails if anything between the rows was written.
   std::vector<float> Fetch() {
     EXPECT_TRUE(device_->Synchronize(Stream{nullptr}).ok());
     std::vector<std::byte> now(bytes_.size());
@@ -402,7 +402,7 @@ TEST_F(OpsCudaTest, OurGatedProductsTakeWhatTheCopyEngineCanStore) {
   EXPECT_FALSE(takes(64, false, 0, 0, Activation::kGelu));
 }
 
-// Partial sums are added in the order of the inputs, whoever is first; and each launch leaves its flags as it found them.
+// Partial sums are added in the order of the inputs, not of arrival; and each launch leaves its flags as it found them.
 TEST_F(OpsCudaTest, RepeatedGatedProductsHaveEqualBits) {
   const auto product = cuda::GatedProduct::Create(device_.get()).value();
   if (!product.IsAvailable()) GTEST_SKIP() << "needs compute capability 9.0, " << device_->name() << " has another";
@@ -635,7 +635,7 @@ TEST_F(OpsCudaTest, RotatedRowsDoNotDependOnTheOthers) {
         grouped.values[i + (moves ? to - in_head : 0)] = qkv.values[i];
       }
       grouped.Store();
-      // What is stored of the rows in pieces of `piece`, q and then the pages.
+      // q and then the pages, with the rows stored in pieces of `piece`.
       const auto run = [&](int64_t piece, bool in_groups) {
         Matrix q(device_.get(), dtype, kRows, q_cols),
             pool(device_.get(), dtype, kPages, 2 * c.num_kv_heads * kPageSize * c.head_dim);

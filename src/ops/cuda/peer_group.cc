@@ -119,6 +119,38 @@ class PeerCommunicator final : public PeerRank {
   }
 
   Status AllGather(ConstDeviceTensor part, DeviceTensor all, Stream stream) override {
+    COPPICE_DCHECK(part.dtype == all.dtype && part.cols * size() == all.cols);
+    const int64_t element = static_cast<int64_t>(SizeOf(part.dtype)), row_bytes = part.cols * element;
+    const int64_t at_a_time = inbox_.slot_bytes / row_bytes;
+    const auto in_words = [&](const auto& tensor, int64_t bytes) {
+      return tensor.cols * element % bytes == 0 && tensor.stride * element % bytes == 0 &&
+             reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0;
+    };
+    constexpr int64_t kWord = sizeof(uint4);
+    if (at_a_time == 0 || !in_words(part, kWord) || !in_words(all, kWord)) {
+      const auto as_floats = [&](auto tensor) {  // words are copied as f32 are
+        COPPICE_DCHECK(in_words(tensor, sizeof(float)));
+        tensor.dtype = DType::kF32;
+        tensor.cols = tensor.cols * element / int64_t{sizeof(float)};
+        tensor.stride = tensor.stride * element / int64_t{sizeof(float)};
+        return tensor;
+      };
+      return Gather(as_floats(part), as_floats(all), stream);
+    }
+    const DeviceGuard guard(ordinal_);
+    for (int64_t begin = 0; begin < part.rows; begin += at_a_time) {
+      const int64_t rows = std::min(at_a_time, part.rows - begin);
+      const cuda::PeerShare share = {.part = static_cast<const uint4*>(part.Rows(begin, rows).data),
+                                     .all = static_cast<uint4*>(all.Rows(begin, rows).data),
+                                     .part_stride = part.stride * element / kWord,
+                                     .all_stride = all.stride * element / kWord,
+                                     .cols = static_cast<int32_t>(row_bytes / kWord)};
+      COPPICE_RETURN_IF_ERROR(cuda::LaunchPeerShare(share, rows, inbox_, meeting_, overlaps_, Of(stream)));
+    }
+    return OkStatus();
+  }
+
+  Status Gather(ConstDeviceTensor part, DeviceTensor all, Stream stream) override {
     COPPICE_DCHECK(part.dtype == DType::kF32 && (all.data == nullptr || all.dtype == DType::kF32));
     COPPICE_ASSIGN_OR_RETURN(const Addresses parts, AddressesOf(part.data));
     cuda::PeerGather gather = {.rows = part.rows,
@@ -130,6 +162,20 @@ class PeerCommunicator final : public PeerRank {
     for (int rank = 0; rank < size(); ++rank) gather.part[rank] = static_cast<const float*>(parts[rank]);
     const DeviceGuard guard(ordinal_);
     return cuda::LaunchPeerAllGather(gather, meeting_, overlaps_, Of(stream));
+  }
+
+  Status MergeStates(const PartialStates& states, DeviceTensor merged, Stream stream) override {
+    const DeviceGuard guard(ordinal_);
+    const int64_t row_bytes = cuda::StateRowBytes(cuda::PeerStatesOf(states, merged));
+    const int64_t at_a_time = inbox_.slot_bytes / row_bytes;
+    COPPICE_CHECK(at_a_time > 0);
+    for (int64_t begin = 0; begin < merged.rows; begin += at_a_time) {
+      const int64_t rows = std::min(at_a_time, merged.rows - begin);
+      const PartialStates part = {.ranks = states.ranks, .out = states.out.Rows(begin, rows), .lse = states.lse.Rows(begin, rows)};
+      COPPICE_RETURN_IF_ERROR(cuda::LaunchPeerMergeStates(cuda::PeerStatesOf(part, merged.Rows(begin, rows)), rows, inbox_,
+                                                          meeting_, overlaps_, Of(stream)));
+    }
+    return OkStatus();
   }
 
   Status Broadcast(void* data, int64_t bytes, Stream stream) override {
@@ -148,7 +194,7 @@ class PeerCommunicator final : public PeerRank {
   }
 
   // Where the other ranks have what this one has at `own`. Memory that is gathered lives as long as the ranks and all make the same
-  // calls, so they tell each other once.
+  // calls, so they exchange them once.
   Result<Addresses> AddressesOf(const void* own) {
     const auto known = addresses_.find(own);
     if (known != addresses_.end()) return known->second;

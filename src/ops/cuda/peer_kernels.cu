@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kMaxNormThreads, 1)
   SetEpochs(m, epoch);
 }
 
-// Two words beside the epoch in which they were sent, in each half of 16 bytes, which comes whole: who finds the epoch has the
+// Two words beside the epoch in which they were sent, in each half of 16 bytes, which comes whole: a reader of the epoch has the
 // word, and nothing else says that it came (the protocol that NCCL calls LL).
 struct Flagged {
   uint32_t first, epoch_of_first, second, epoch_of_second;
@@ -282,6 +282,123 @@ __global__ void __launch_bounds__(kThreads, 1)
   SetEpochs(m, epoch + 1);
 }
 
+// A CTA a row, or several rows one after the other.
+__global__ void __launch_bounds__(kThreads, 1)
+    ShareKernel(const __grid_constant__ PeerShare s, int64_t rows, const __grid_constant__ PeerInbox inbox,
+                const __grid_constant__ PeerMeeting m) {
+  LetNextStart();
+  WaitForPrevious();
+  const uint32_t epoch = m.epochs[blockIdx.x] + 1;
+  const auto copy = [&](const uint4* from, uint4* to) {
+    for (int i = threadIdx.x; i < s.cols; i += blockDim.x) to[i] = from[i];
+  };
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    ForEachPeer<uint4>(inbox, m, epoch, [&](uint4* to) { copy(s.part + row * s.part_stride, to + row * s.cols); });
+    copy(s.part + row * s.part_stride, s.all + row * s.all_stride + int64_t{m.rank} * s.cols);  // while that is on its way
+  }
+  if (Meet(m, epoch)) {
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+      for (int rank = 0; rank < m.ranks; ++rank) {
+        if (rank == m.rank) continue;
+        copy(Slot<const uint4>(inbox, m, m.rank, rank, epoch) + row * s.cols, s.all + row * s.all_stride + int64_t{rank} * s.cols);
+      }
+    }
+  }
+  SetEpochs(m, epoch);
+}
+
+constexpr int kStatePack = 8;  // columns, all of one head
+
+__host__ __device__ constexpr int64_t StateBytes(int64_t cols, int64_t heads, int64_t element_bytes) {
+  return (cols * element_bytes + heads * 4 + 15) / 16 * 16;
+}
+
+// merged = sum of weight * out over `count` states, in their order, with the weights of Cascade Inference's merge: e^lse, divided
+// by their sum. out_of(i) and lse_of(i) say where state i has the row's own heads.
+template <class T, class OutOf, class LseOf>
+__device__ void MergeStateRow(const PeerStates& s, T* merged, OutOf out_of, LseOf lse_of) {
+  const int head_dim = s.cols / s.heads;
+  for (int column = threadIdx.x * kStatePack; column < s.cols; column += blockDim.x * kStatePack) {
+    const int head = column / head_dim;
+    float weights[kMostPeers];
+    float most = -INFINITY, total = 0;
+#pragma unroll
+    for (int i = 0; i < kMostPeers; ++i) {
+      weights[i] = i < s.count ? lse_of(i)[head] : -INFINITY;
+      most = fmaxf(most, weights[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kMostPeers; ++i) {
+      weights[i] = most == -INFINITY ? 0.0f : expf(weights[i] - most);
+      total += weights[i];
+    }
+    Pack<float, kStatePack> sum{};
+#pragma unroll
+    for (int i = 0; i < kMostPeers; ++i) {
+      if (weights[i] == 0.0f) continue;  // `out` may hold anything
+      const float weight = weights[i] / total;
+      const Pack<T, kStatePack> out = LoadPack<kStatePack>(out_of(i) + column);
+#pragma unroll
+      for (int j = 0; j < kStatePack; ++j) sum.values[j] += weight * ToFloat(out.values[j]);
+    }
+    Pack<T, kStatePack> result;
+#pragma unroll
+    for (int j = 0; j < kStatePack; ++j) result.values[j] = FromFloat<T>(sum.values[j]);
+    StorePack<kStatePack>(merged + column, result);
+  }
+}
+
+// A CTA a row, or several rows one after the other. Ranks outside of the run meet it, too, and exchange states of their own.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1)
+    MergeStatesKernel(const __grid_constant__ PeerStates s, int64_t rows, const __grid_constant__ PeerInbox inbox,
+                      const __grid_constant__ PeerMeeting m) {
+  LetNextStart();
+  WaitForPrevious();
+  const uint32_t epoch = m.epochs[blockIdx.x] + 1;
+  const int64_t row_bytes = StateBytes(s.cols, s.heads, sizeof(T));
+  const T* const out = static_cast<const T*>(s.out);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (int i = 0; i < s.count; ++i) {
+      const int peer = s.first + i;
+      if (peer == m.rank) continue;
+      std::byte* const slot = Slot<std::byte>(inbox, m, peer, m.rank, epoch) + row * row_bytes;
+      const T* const from = out + row * s.out_stride + int64_t{i} * s.cols;
+      for (int column = threadIdx.x * kStatePack; column < s.cols; column += blockDim.x * kStatePack) {
+        StorePack<kStatePack>(reinterpret_cast<T*>(slot) + column, LoadPack<kStatePack>(from + column));
+      }
+      float* const lse = reinterpret_cast<float*>(slot + s.cols * sizeof(T));
+      for (int head = threadIdx.x; head < s.heads; head += blockDim.x) lse[head] = s.lse[row * s.lse_stride + i * s.heads + head];
+    }
+  }
+  if (Meet(m, epoch)) {
+    const int own = m.rank - s.first;
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+      const auto slot = [&](int i) { return Slot<const std::byte>(inbox, m, m.rank, s.first + i, epoch) + row * row_bytes; };
+      MergeStateRow(
+          s, static_cast<T*>(s.merged) + row * s.merged_stride,
+          [&](int i) { return i == own ? out + row * s.out_stride + int64_t{own} * s.cols : reinterpret_cast<const T*>(slot(i)); },
+          [&](int i) {
+            return i == own ? s.lse + row * s.lse_stride + own * s.heads
+                            : reinterpret_cast<const float*>(slot(i) + s.cols * sizeof(T));
+          });
+    }
+  }
+  SetEpochs(m, epoch);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1)
+    MergeGatheredKernel(const __grid_constant__ PeerStates s, const __grid_constant__ GatheredStates g) {
+  LetNextStart();
+  WaitForPrevious();
+  const int64_t row = blockIdx.x;
+  MergeStateRow(
+      s, static_cast<T*>(s.merged) + row * s.merged_stride,
+      [&](int i) { return static_cast<const T*>(g.out[i]) + row * g.out_stride[i]; },
+      [&](int i) { return g.lse[i] + row * g.lse_stride[i]; });
+}
+
 __global__ void __launch_bounds__(kThreads, 1)
     BroadcastKernel(uint32_t* words, int64_t count, const __grid_constant__ PeerInbox inbox,
                     const __grid_constant__ PeerMeeting m) {
@@ -297,6 +414,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 dim3 Ctas(int64_t wanted, int64_t most) { return dim3(static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, most))); }
+
+int StateThreads(const PeerStates& states) { return std::clamp(RoundUp(CeilDiv(states.cols, kStatePack), 32), 32, kThreads); }
 
 template <class Term, class Out>
 Status LaunchAddNorm(const PeerTerms& terms, float* x, const NormParams& norm, int64_t rows, const PeerInbox& inbox,
@@ -355,6 +474,38 @@ Status LaunchPeerAllGather(const PeerGather& gather, const PeerMeeting& meeting,
   return Launch("gathering from ranks", shape, packs ? AllGatherKernel<4> : AllGatherKernel<1>, gather, turns_of_part, meeting);
 }
 
+Status LaunchPeerShare(const PeerShare& share, int64_t rows, const PeerInbox& inbox, const PeerMeeting& meeting, bool overlaps,
+                       cudaStream_t stream) {
+  if (rows == 0) return OkStatus();
+  const LaunchShape shape = {.grid = Ctas(rows, kMostPeerCtas),
+                             .threads = std::clamp(RoundUp(share.cols, 32), 32, kThreads),
+                             .stream = stream,
+                             .overlaps = overlaps};
+  return Launch("sharing among ranks", shape, ShareKernel, share, rows, inbox, meeting);
+}
+
+int64_t StateRowBytes(const PeerStates& states) {
+  return StateBytes(states.cols, states.heads, static_cast<int64_t>(SizeOf(states.dtype)));
+}
+
+Status LaunchPeerMergeStates(const PeerStates& states, int64_t rows, const PeerInbox& inbox, const PeerMeeting& meeting,
+                             bool overlaps, cudaStream_t stream) {
+  if (rows == 0) return OkStatus();
+  const LaunchShape shape = {
+      .grid = Ctas(rows, kMostPeerCtas), .threads = StateThreads(states), .stream = stream, .overlaps = overlaps};
+  return Launch("merge of states of ranks", shape,
+                states.dtype == DType::kBF16 ? MergeStatesKernel<__nv_bfloat16> : MergeStatesKernel<__half>, states, rows, inbox,
+                meeting);
+}
+
+Status LaunchMergeGathered(const PeerStates& states, const GatheredStates& gathered, int64_t rows, bool overlaps,
+                           cudaStream_t stream) {
+  const LaunchShape shape = {
+      .grid = dim3(static_cast<unsigned>(rows)), .threads = StateThreads(states), .stream = stream, .overlaps = overlaps};
+  return Launch("merge of states", shape,
+                states.dtype == DType::kBF16 ? MergeGatheredKernel<__nv_bfloat16> : MergeGatheredKernel<__half>, states, gathered);
+}
+
 Status LaunchPeerBroadcast(uint32_t* words, int64_t count, const PeerInbox& inbox, const PeerMeeting& meeting, bool overlaps,
                            cudaStream_t stream) {
   const LaunchShape shape = {.grid = dim3(1), .threads = kThreads, .stream = stream, .overlaps = overlaps};
@@ -363,10 +514,11 @@ Status LaunchPeerBroadcast(uint32_t* words, int64_t count, const PeerInbox& inbo
 
 Status LoadPeerKernels() {
   const auto address = [](auto* kernel) { return reinterpret_cast<const void*>(kernel); };
-  for (const void* const kernel : {address(AllReduceKernel<1>), address(AllReduceKernel<4>),
-                                   address(AddNormKernel<float, __nv_bfloat16>), address(AddNormKernel<float, __half>),
-                                   address(AddNormKernel<__nv_bfloat16, __nv_bfloat16>), address(AddNormKernel<__half, __half>),
-                                   address(AllGatherKernel<1>), address(AllGatherKernel<4>), address(BroadcastKernel)}) {
+  for (const void* const kernel :
+       {address(AllReduceKernel<1>), address(AllReduceKernel<4>), address(AddNormKernel<float, __nv_bfloat16>),
+        address(AddNormKernel<float, __half>), address(AddNormKernel<__nv_bfloat16, __nv_bfloat16>),
+        address(AddNormKernel<__half, __half>), address(AllGatherKernel<1>), address(AllGatherKernel<4>), address(ShareKernel),
+        address(MergeStatesKernel<__nv_bfloat16>), address(MergeStatesKernel<__half>), address(BroadcastKernel)}) {
     cudaFuncAttributes attributes;
     COPPICE_RETURN_IF_ERROR(coppice::cuda::CudaStatus(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes"));
   }

@@ -8,6 +8,8 @@
 
 #include "coppice/core/status.h"
 #include "coppice/core/types.h"
+#include "core/communicator.h"
+#include "core/device_tensor.h"
 #include "ops/cuda/norm.h"
 #include "ops/peer_group.h"
 
@@ -15,7 +17,7 @@ namespace coppice::ops::cuda {
 
 inline constexpr int kMostPeerCtas = 2048;  // of a kernel
 
-// How the CTAs of a number on all ranks meet. What is no array has this rank's values.
+// How the CTAs of a number on all ranks meet. Fields that are no arrays have this rank's values.
 struct PeerMeeting {
   uint32_t* arrived[kMostPeers] = {};  // of each rank: [kMostPeerCtas][kMostPeers], the epoch that a rank's CTA has reached
   uint32_t* epochs = nullptr;          // [kMostPeerCtas], of the CTA's last meeting; the same for all CTAs between kernels
@@ -58,6 +60,56 @@ struct PeerGather {
   int64_t all_cols = 0, all_stride = 0;
 };
 Status LaunchPeerAllGather(const PeerGather& gather, const PeerMeeting& meeting, bool overlaps, cudaStream_t stream);
+
+// all[row][rank * cols + i] = part of that rank [row][i], on all ranks, through the inboxes: one meeting where LaunchPeerAllGather
+// has two. In words of 16 bytes. REQUIRES: 16 * rows * cols <= slot_bytes.
+struct PeerShare {
+  const uint4* part = nullptr;
+  uint4* all = nullptr;
+  int64_t part_stride = 0, all_stride = 0;
+  int32_t cols = 0;  // of a part
+};
+Status LaunchPeerShare(const PeerShare& share, int64_t rows, const PeerInbox& inbox, const PeerMeeting& meeting, bool overlaps,
+                       cudaStream_t stream);
+
+// Attention of this rank's heads, of the states that `count` ranks from `first` on have of them. merged[row] = the merge, in the
+// order of those ranks, of what each has at out[row][(m.rank - first) * cols ..], heads of head_dim elements, weighed by
+// lse[row][(m.rank - first) * heads ..]. Of this rank; rows are the same on all. REQUIRES: head_dim is a multiple of 8, rows of
+// `out` and `merged` begin at multiples of 16 bytes, and StateRowBytes of all rows fit into a slot.
+struct PeerStates {
+  const void* out = nullptr;
+  const float* lse = nullptr;
+  void* merged = nullptr;
+  int64_t out_stride = 0, lse_stride = 0, merged_stride = 0;  // in elements
+  int32_t cols = 0, heads = 0;                                // of a rank
+  int32_t first = 0, count = 1;
+  DType dtype = DType::kBF16;  // of out and merged: kBF16 or kF16
+};
+inline PeerStates PeerStatesOf(const PartialStates& states, const DeviceTensor& merged) {
+  return {.out = states.out.data,
+          .lse = static_cast<const float*>(states.lse.data),
+          .merged = merged.data,
+          .out_stride = states.out.stride,
+          .lse_stride = states.lse.stride,
+          .merged_stride = merged.stride,
+          .cols = static_cast<int32_t>(merged.cols),
+          .heads = static_cast<int32_t>(states.lse.cols / states.ranks.count),
+          .first = states.ranks.first,
+          .count = states.ranks.count,
+          .dtype = merged.dtype};
+}
+int64_t StateRowBytes(const PeerStates& states);
+Status LaunchPeerMergeStates(const PeerStates& states, int64_t rows, const PeerInbox& inbox, const PeerMeeting& meeting,
+                             bool overlaps, cudaStream_t stream);
+// The same where the states of all of those ranks are on this device: those of rank first + i at out[i] and lse[i], this rank's
+// heads alone.
+struct GatheredStates {
+  const void* out[kMostPeers] = {};
+  const float* lse[kMostPeers] = {};
+  int64_t out_stride[kMostPeers] = {}, lse_stride[kMostPeers] = {};
+};
+Status LaunchMergeGathered(const PeerStates& states, const GatheredStates& gathered, int64_t rows, bool overlaps,
+                           cudaStream_t stream);
 
 // The first rank's words become those of all. REQUIRES: 4 * count <= slot_bytes.
 Status LaunchPeerBroadcast(uint32_t* words, int64_t count, const PeerInbox& inbox, const PeerMeeting& meeting, bool overlaps,

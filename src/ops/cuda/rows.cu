@@ -53,6 +53,13 @@ __global__ void __launch_bounds__(kThreads) EmbedKernel(const EmbedParams p) {
   }
 }
 
+__global__ void __launch_bounds__(kThreads) FillKernel(float* x, int64_t count, float value) {
+  LetNextStart();
+  WaitForPrevious();
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) x[i] = value;
+}
+
 // Strides and columns in words.
 struct GatherParams {
   const void* x;
@@ -168,6 +175,15 @@ Status LaunchEmbed(DeviceSpan<const int32_t> token_ids, const CudaWeight& table,
     case DType::kF16: return EmbedFor<__half>(params, token_ids.size, overlaps, stream);
   }
   return OkStatus();
+}
+
+Status LaunchFill(float* x, int64_t count, float value, bool overlaps, cudaStream_t stream) {
+  if (count == 0) return OkStatus();
+  const LaunchShape shape = {.grid = dim3(static_cast<unsigned>(CeilDiv(count, int64_t{kThreads}))),
+                             .threads = kThreads,
+                             .stream = stream,
+                             .overlaps = overlaps};
+  return Launch("filling", shape, FillKernel, x, count, value);
 }
 
 Status LaunchGather(const ConstDeviceTensor& x, DeviceSpan<const int32_t> rows, const DeviceTensor& y, bool overlaps,

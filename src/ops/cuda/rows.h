@@ -13,6 +13,8 @@ namespace coppice::ops::cuda {
 Status LaunchEmbed(DeviceSpan<const int32_t> token_ids, const CudaWeight& table, const EmbedArgs& args, const DeviceTensor& y,
                    bool overlaps, cudaStream_t stream);
 
+Status LaunchFill(float* x, int64_t count, float value, bool overlaps, cudaStream_t stream);
+
 Status LaunchGather(const ConstDeviceTensor& x, DeviceSpan<const int32_t> rows, const DeviceTensor& y, bool overlaps,
                     cudaStream_t stream);
 

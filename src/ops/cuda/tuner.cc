@@ -26,8 +26,8 @@ std::vector<int64_t> RowsToMeasure(int64_t max_rows) {
   }
 }
 
-// Steps of one number of rows. What a product takes alone does not say what it takes in a step, whose other kernels end and begin
-// beside it, and clocks follow heat and power. So a step with one product's algorithm changed and the step without take turns.
+// Steps of one number of rows. The time of a product alone is not its time in a step, whose other kernels end and begin beside
+// it, and clocks follow heat and power. So a step with one product's algorithm changed and the step without take turns.
 class StepTuner {
  public:
   StepTuner(const TuneParts& parts, int64_t rows, const Ops::StepOfRows& step, Stream stream)

@@ -20,7 +20,7 @@ struct PlainLogits {
   __device__ float operator[](int token) const { return values[token]; }
 };
 
-// What changes a row; in shared memory, since it would take too many registers. Null: nothing of that kind.
+// Adjustments of a row; in shared memory, since they would take too many registers. Null: none of that kind.
 struct Adjustment {
   const float* values;
   const uint32_t* counts;

@@ -49,8 +49,8 @@ class Staged {
     }
     return OkStatus();
   }
-  // Room for `count` of them in this step, whatever was initialised; on_device() may move. What steps before have on the host
-  // stays.
+  // Room for `count` of them in this step, whatever was initialised; on_device() may move. Elements of earlier steps on the host
+  // stay.
   Status Reserve(Device* device, int64_t step, size_t count, Stream stream) {
     const size_t bytes = count * sizeof(T);
     if (bytes > device_memory_.size()) {
@@ -231,7 +231,7 @@ class CudaSampler final : public DeviceSampler {
     return select_specs_.Upload(device_, step, count, stream);
   }
 
-  // A row has any number of scores. The most probable tokens of scored rows come with draws that nobody looks at.
+  // A row has any number of scores. The most probable tokens of scored rows come with draws without a reader.
   Status SetScores(int64_t step, const StepBatch& batch, const LogitRows& rows, Stream stream) {
     const size_t count = batch.scores.size();
     COPPICE_RETURN_IF_ERROR(score_specs_.Reserve(device_, step, count, stream));
@@ -278,7 +278,7 @@ class CudaSampler final : public DeviceSampler {
                      .top_begin = draw.top_begin,
                      .top_count = draw.top_logprobs,
                      .wants_rank = draw.wants_rank};
-    // Where the parameters leave the model's distribution as it is, it is the one that is told, by the faster kernel.
+    // Where the parameters leave the model's distribution as it is, it is the one that is reported, by the faster kernel.
     const bool filters = params.temperature != 1 || params.top_k > 0 || params.top_p < 1 || params.min_p > 0;
     spec.processed = params.logprobs_mode == LogprobsMode::kProcessed &&
                      (spec.has_counts || spec.has_biases || spec.mask >= 0 || (params.temperature != 0 && filters));

@@ -189,7 +189,7 @@ __device__ void VisitTops(Row& row, const Kept& kept, float least, int wanted, D
   }
 }
 
-// What tops are told of: those kept whose logit is above `least`, with exp((logit - max) / temperature) / exp(log_sum).
+// The tokens of tops: those kept whose logit is above `least`, with exp((logit - max) / temperature) / exp(log_sum).
 struct TopsOf {
   Kept kept;
   float least = -INFINITY, max = 0, temperature = 1;
@@ -266,8 +266,8 @@ __device__ void Continue(LogitRow<Logits, kThreads>& row, const Logits& logits, 
 
 // Sampler::SetProcessed.
 template <class Logits, int kThreads>
-__device__ void TellProcessed(LogitRow<Logits, kThreads>& row, float max, const DrawSpec& spec, const DrawMemory& memory,
-                              DrawShared& shared, DrawnToken* drawn) {
+__device__ void WriteProcessed(LogitRow<Logits, kThreads>& row, float max, const DrawSpec& spec, const DrawMemory& memory,
+                               DrawShared& shared, DrawnToken* drawn) {
   const auto processed = Drawer<Logits, kThreads>(row, max, spec, memory).Process();
   drawn->logprob = static_cast<float>((row[drawn->token] - max) / processed.temperature - processed.log_sum);
   if (spec.wants_rank) drawn->rank = row.RankOf(drawn->token);
@@ -313,7 +313,7 @@ __device__ DrawnToken DrawRow(const float* logits, int vocab, const DrawSpec& sp
     drawn.token = Drawer<PlainLogits, kThreads>(model, max, spec, memory).Draw(/*summed=*/true);
     if constexpr (!kIsPlain) {
       if (spec.processed) {
-        TellProcessed(model, max, spec, memory, shared, &drawn);
+        WriteProcessed(model, max, spec, memory, shared, &drawn);
         return drawn;
       }
     }
@@ -326,7 +326,7 @@ __device__ DrawnToken DrawRow(const float* logits, int vocab, const DrawSpec& sp
       drawn.token = Drawer<AdjustedLogits, kThreads>(adjusted, adjusted_max, spec, memory).Draw(/*summed=*/false);
     if (spec.processed) {
       if (drawn.token >= 0) {
-        TellProcessed(adjusted, adjusted_max, spec, memory, shared, &drawn);
+        WriteProcessed(adjusted, adjusted_max, spec, memory, shared, &drawn);
       } else {
         for (int i = threadIdx.x; i < spec.top_count; i += kThreads) memory.tops[spec.top_begin + i] = {-1, 0.0f};
       }

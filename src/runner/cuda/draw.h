@@ -82,7 +82,7 @@ struct LogitMatrix {
 };
 inline constexpr int32_t kMaxDrawVocab = 1 << 19;
 
-// What draws look at, and write, beside their rows: device memory.
+// Device memory that draws read and write, beside their rows.
 struct DrawMemory {
   SlotTables slots;
   const uint32_t* masks = nullptr;  // [][mask_words]

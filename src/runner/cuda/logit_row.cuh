@@ -1,7 +1,7 @@
-// What a CTA asks of a row of logits: its largest one, sums of weights, the place that a running sum passes in the order of ids,
-// and in the order of size. Every function is called by all threads and ends at a barrier, unless it says otherwise. Sums are taken
-// of integers, or in an order that does not depend on the number of threads: the same row gives the same bits wherever it is asked.
-// Layer: runner/cuda.
+// A CTA's reductions and scans of a row of logits: its largest one, sums of weights, the place that a running sum passes in the
+// order of ids, and in the order of size. Every function is called by all threads and ends at a barrier, unless it says otherwise.
+// Sums are taken of integers, or in an order that does not depend on the number of threads: the same row gives the same bits
+// wherever it is asked. Layer: runner/cuda.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,7 +28,7 @@ struct RowShared {
   float warp_max[kMaxWarps];
   double warp_sum[kMaxWarps];
   unsigned warp_count[kMaxWarps];
-  // Results that one thread tells the others.
+  // Results of one thread for the others.
   double sum;
   int token;
   unsigned digit;

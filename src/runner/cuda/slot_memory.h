@@ -18,7 +18,7 @@ namespace coppice::cuda {
 // Thread-compatible.
 class SlotMemory {
  public:
-  // What of a slot's tables its draws look at.
+  // A slot's parameters, and which of its tables its draws look at.
   struct Slot {
     SlotSampling sampling;
     bool has_counts = false, has_biases = false, in_use = false;

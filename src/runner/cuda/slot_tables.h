@@ -1,4 +1,4 @@
-// What penalties, biases and bans look at, in a GPU's memory: for each sampling slot two numbers a token. Layer: runner/cuda.
+// Tables of penalties, biases and bans, in a GPU's memory: for each sampling slot two numbers a token. Layer: runner/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -63,7 +63,7 @@ class FakeRunner final : public HostRunner {
   // The next update fails half-way.
   void FailNextUpdate(Status status) { update_failure_ = std::move(status); }
 
-  // What the model says after `tokens`, from the tokens alone.
+  // The model's logits and greedy token after `tokens`, from the tokens alone.
   std::vector<float> LogitsAfter(std::span<const int32_t> tokens) const;
   int32_t GreedyAfter(std::span<const int32_t> tokens) const;
   int64_t tokens_computed() const { return tokens_computed_; }
@@ -79,7 +79,7 @@ class FakeRunner final : public HostRunner {
   Result<MatrixView<const float>> Forward(const ForwardBatch& batch) override;
   void CheckPlan() const;
   std::set<std::string, std::less<>> AllWeights() const;
-  // What a query with these tokens before it (itself included) leads to.
+  // The state of a query with these tokens before it (itself included).
   uint64_t StateAfter(std::span<const int32_t> tokens) const;
   void FillLogits(uint64_t state, std::span<float> logits) const;
 

@@ -40,10 +40,10 @@ Result<StepTicket> LateRunner::Launch(const StepBatch& batch, const attention::P
 
 Result<StepResult> LateRunner::Wait(StepTicket ticket) {
   Step& step = steps_.Take(ticket);
-  SampledStep& told = steps_.Before(step).sampled;
-  for (TokenDraw& draw : told.draws) draw = {.sample = kSpoiled, .token = kSpoiled};
-  std::ranges::fill(told.top_logprobs, TokenLogprob{.token = kSpoiled});
-  std::ranges::fill(told.selected, SelectedToken{.token = kSpoiled});
+  SampledStep& sampled_before = steps_.Before(step).sampled;
+  for (TokenDraw& draw : sampled_before.draws) draw = {.sample = kSpoiled, .token = kSpoiled};
+  std::ranges::fill(sampled_before.top_logprobs, TokenLogprob{.token = kSpoiled});
+  std::ranges::fill(sampled_before.selected, SelectedToken{.token = kSpoiled});
   step.status = Run(&step);
   return ResultOf(&step);
 }

@@ -1,5 +1,5 @@
-// A runner that does a step's work as late as it may: in Wait, on a copy made at Launch. What the caller may change after Launch,
-// and results that are not valid any more, it spoils. Around another runner it must give what that one gives.
+// A runner that does a step's work as late as it may: in Wait, on a copy made at Launch. It spoils arrays that the caller may
+// change after Launch, and results that are not valid any more. Its results must be those of the runner that it wraps.
 // Layer: runner, tests only.
 #pragma once
 
@@ -39,7 +39,7 @@ class LateRunner final : public Runner {
   size_t most_under_way() const { return most_under_way_; }
 
  private:
-  // What Launch was given.
+  // The arguments of Launch.
   struct Work {
     StepBatch batch;
     attention::PrefixForestView forest;  // of the arrays below

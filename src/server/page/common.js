@@ -1,4 +1,4 @@
-// What the page's parts share: elements, numbers as text, requests to the server and what is said where they fail.
+// Functions that the page's parts share: elements, numbers as text, requests to the server and sentences for those that fail.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -30,7 +30,7 @@ export function bytes(value) {
   return `${value.toFixed(unit === 0 || value >= 100 ? 0 : 1)} ${units[unit]}`;
 }
 
-// What went wrong, as a sentence that the page shows.
+// The failure of a request, as a sentence that the page shows.
 export class RequestError extends Error {
   constructor(sentence, status = 0) {
     super(sentence);

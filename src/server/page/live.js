@@ -9,12 +9,12 @@ const kReadLines = 4; // nodes of which the text says how they were read
 
 // --------------------------------------------------------------------------------------------------------------------- tree
 
-// What the last step read together, and what not and why: of the nodes that most KV was read for.
+// Nodes with the most KV read in the last step: whether it was read together, and why.
 function showReads(nodes) {
   const cost = (node) => node.running * (node.end - node.begin);
-  const told = nodes.filter((node) => node.reason).sort((a, b) => cost(b) - cost(a)).slice(0, kReadLines);
+  const shown = nodes.filter((node) => node.reason).sort((a, b) => cost(b) - cost(a)).slice(0, kReadLines);
   $("reads").replaceChildren(
-    ...told.map((node) => {
+    ...shown.map((node) => {
       const line = document.createElement("li");
       line.className = node.read_together ? "together" : "apart";
       line.textContent = `Tokens ${count(node.begin)} to ${count(node.end)}: ${node.reason}`;
@@ -27,9 +27,9 @@ function showTree(state) {
   drawTree(state.nodes);
   showReads(state.nodes);
   const tokens = state.nodes.reduce((sum, node) => sum + node.end - node.begin, 0);
-  const untold = state.num_nodes - state.nodes.length;
+  const hidden = state.num_nodes - state.nodes.length;
   $("tree-summary").textContent =
-    `${counted(state.num_nodes, "node")}${untold > 0 ? `, ${count(untold)} of them cached and not shown` : ""}; ` +
+    `${counted(state.num_nodes, "node")}${hidden > 0 ? `, ${count(hidden)} of them cached and not shown` : ""}; ` +
     `${counted(tokens, "token")} in ${bytes(tokens * state.kv_bytes_per_token)} of KV` +
     (ofServer(state)
       ? `; ${count(state.pages_used)} of ${counted(state.pages, "page")} in use; ` +

@@ -1,11 +1,11 @@
-// The picture of the prefix tree. What runs is drawn first and always; what is cached alone is folded where something runs, and
-// otherwise from a number of rows on.
+// The picture of the prefix tree. Running nodes are drawn first and always; nodes that are only cached are folded where one runs,
+// and otherwise from a number of rows on.
 
 import { $, count, counted } from "/page/common.js";
 
 const kRowHeight = 18, kLeastRowHeight = 5; // of a row: pixels
 const kMostHeight = 560; // of all rows, before they grow thinner
-const kCachedRows = 12; // of what is only cached, while nothing runs
+const kCachedRows = 12; // of nodes that are only cached, while none runs
 
 export function svg(tag, attributes, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);

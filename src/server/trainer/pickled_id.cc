@@ -13,7 +13,7 @@ namespace {
 constexpr char kProto = '\x80', kFrame = '\x95', kShortText = '\x8c', kMemoize = '\x94', kStackGlobal = '\x93', kShortBytes = 'C';
 constexpr std::string_view kEmptyDict = "}", kPair = "\x86", kReduce = "R", kStop = ".";
 
-// What is left of the bytes; each step takes what is expected there, or all of them have failed.
+// The unread rest of the bytes. Each step takes those that are expected next; after one that fails, matches() is false.
 class Recogniser {
  public:
   explicit Recogniser(std::span<const std::byte> bytes) : rest_(reinterpret_cast<const char*>(bytes.data()), bytes.size()) {}

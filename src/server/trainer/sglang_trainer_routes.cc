@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -53,24 +54,29 @@ TrainerAnswer UpdateFromDisk(TrainerContext& context, const TrainerFields& field
   return answer;
 }
 
-TrainerAnswer InitGroup(TrainerContext&, const TrainerFields& fields) {
-  COPPICE_RETURN_IF_ERROR(RefuseSglangGroup(fields.all()));
-  COPPICE_RETURN_IF_ERROR(ReadTransfer(fields.all()).status());
-  return Success("weights come by shared memory or CUDA IPC");
+TrainerAnswer InitGroup(TrainerContext& context, const TrainerFields& fields) {
+  COPPICE_ASSIGN_OR_RETURN(const std::optional<GroupInfo> group, ReadSglangGroup(fields.all()));
+  if (!group) return Success("weights come by shared memory or CUDA IPC");
+  COPPICE_RETURN_IF_ERROR(JoinGroup(context, *group));
+  return Success("Succeeded to initialize custom process group.");
+}
+
+TrainerAnswer DestroyGroup(TrainerContext& context, const TrainerFields&) {
+  context.control().LeaveGroup();
+  return Success("Succeeded to destroy custom process group.");
 }
 
 TrainerAnswer UpdateFromMessage(TrainerContext& context, const TrainerFields& fields) {
-  COPPICE_RETURN_IF_ERROR(RefuseSglangGroup(fields.all()));
   COPPICE_RETURN_IF_ERROR(BringWeights(context, fields.all(), fields));
   return Success("Succeeded to update parameters online.");
 }
 
-TrainerAnswer TellVersion(TrainerContext& context, const TrainerFields&) {
+TrainerAnswer GetWeightVersion(TrainerContext& context, const TrainerFields&) {
   return ordered_json{{"weight_version", context.labels().Now()}};
 }
 
 TrainerAnswer ReleaseMemory(TrainerContext& context, const TrainerFields& fields) {
-  COPPICE_ASSIGN_OR_RETURN(const std::vector<std::string> tags, fields.Texts("tags"));
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<std::string> tags, fields.Tags());
   COPPICE_ASSIGN_OR_RETURN(const PauseMode mode, fields.Mode(PauseMode::kWait));
   const bool drops = tags.empty() || std::ranges::find(tags, "weights") != tags.end();
   COPPICE_ASSIGN_OR_RETURN(const int64_t level, fields.Whole("level", drops ? 2 : 1));
@@ -111,11 +117,12 @@ std::vector<Route> SglangTrainerRoutes(TrainerContext* context) {
       context->InTurn("POST", "/flush_cache", DropCache),
       context->InTurn("POST", "/update_weights_from_disk", UpdateFromDisk),
       context->InTurn("POST", "/init_weights_update_group", InitGroup),
+      context->InTurn("POST", "/destroy_weights_update_group", DestroyGroup),
       context->InTurn("POST", "/update_weights_from_distributed", UpdateFromMessage),
       context->InTurn("POST", "/update_weights_from_tensor", UpdateFromMessage),
       context->InTurn("POST", "/weights_checker", CheckWeights),
-      context->Now("GET", "/get_weight_version", TellVersion),
-      context->Now("GET", "/weight_version", TellVersion),
+      context->Now("GET", "/get_weight_version", GetWeightVersion),
+      context->Now("GET", "/weight_version", GetWeightVersion),
       context->InTurn("POST", "/release_memory_occupation", ReleaseMemory),
       context->InTurn("POST", "/resume_memory_occupation", ResumeMemory),
       {.method = "GET",

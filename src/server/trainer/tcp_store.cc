@@ -85,7 +85,7 @@ Result<Addresses> Resolve(std::string host, uint16_t port) {
   return Addresses(found, freeaddrinfo);
 }
 
-// A connected socket; UNAVAILABLE where nobody listens.
+// A connected socket; UNAVAILABLE where no process listens.
 Result<FileDescriptor> ConnectTo(const addrinfo& address, const TcpStore::MayWait& may_wait) {
   FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (socket.get() < 0) return Unavailable(ReasonOf(errno));

@@ -12,7 +12,6 @@
 #include "core/check.h"
 #include "core/quoted.h"
 #include "server/trainer/trainer_fields.h"
-#include "server/trainer/weight_message.h"
 
 namespace coppice::server {
 namespace {
@@ -27,8 +26,18 @@ bool AreWeightsAlone(const std::vector<std::string>& tags) {
 
 }  // namespace
 
+Status JoinGroup(TrainerContext& context, const GroupInfo& group) {
+  if (context.facts().world_size > 1)
+    return Unimplemented(
+        fmt::format("weights by NCCL are received by a model on one device, and this one is divided among {} ranks: send them by "
+                    "shared memory (docs/trainers.md)",
+                    context.facts().world_size));
+  return context.control().JoinGroup(group);
+}
+
 Status BringWeights(TrainerContext& context, const json& info, const TrainerFields& fields) {
-  COPPICE_ASSIGN_OR_RETURN(const PauseMode mode, fields.Mode(PauseMode::kWait));
+  COPPICE_ASSIGN_OR_RETURN(const bool aborts, fields.Flag("abort_all_requests", false));
+  COPPICE_ASSIGN_OR_RETURN(const PauseMode mode, fields.Mode(aborts ? PauseMode::kAbort : PauseMode::kWait));
   COPPICE_ASSIGN_OR_RETURN(const std::string label, fields.Text("weight_version"));
   COPPICE_ASSIGN_OR_RETURN(const WeightMessage message, ReadWeightMessage(info));
   if (const auto* const broadcast = std::get_if<BroadcastSource>(&message.source))
@@ -70,7 +79,7 @@ TrainerAnswer DropCache(TrainerContext& context, const TrainerFields&) {
 }
 
 TrainerAnswer WakeUp(TrainerContext& context, const TrainerFields& fields) {
-  COPPICE_ASSIGN_OR_RETURN(const std::vector<std::string> tags, fields.Texts("tags"));
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<std::string> tags, fields.Tags());
   COPPICE_RETURN_IF_ERROR(context.control().Wake(/*weights_follow=*/AreWeightsAlone(tags)));
   return ordered_json{{"status", "awake"}};
 }

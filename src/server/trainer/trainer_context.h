@@ -1,4 +1,4 @@
-// What the routes of trainers have in common: the engine, its control, and how a handler becomes a route. Layer: server.
+// Shared by the routes of trainers: the engine, its control, and how a handler becomes a route. Layer: server.
 #pragma once
 
 #include <functional>

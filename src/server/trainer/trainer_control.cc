@@ -40,7 +40,20 @@ void TrainerControl::Post(std::function<void()> work) {
 
 void TrainerControl::Drain(const Status& why) {
   waits_.request_stop();
-  if (engine_.Load().state != EngineState::kRunning) calls_.FailAll(why);
+  {
+    const std::lock_guard lock(mutex_);
+    drained_ = why;
+  }
+  FailKept();
+}
+
+void TrainerControl::FailKept() {
+  Status why;
+  {
+    const std::lock_guard lock(mutex_);
+    why = drained_;
+  }
+  if (!why.ok() && engine_.Load().state != EngineState::kRunning) calls_.FailAll(why);
 }
 
 void TrainerControl::Join() {
@@ -74,6 +87,7 @@ void TrainerControl::Run(const std::stop_token& stop) {
     }
     if (work) {
       work();
+      FailKept();
     } else if (update_ && Clock::now() >= update_->last + options_.patience) {
       GiveUp(fmt::format("the next call did not come within {} s", options_.patience.count() / 1000.0));
     }
@@ -224,7 +238,8 @@ Status TrainerControl::Receive(const WeightMessage& message, const BroadcastSour
                                const std::string& label) {
   EndCall();
   if (group_ == nullptr)
-    return FailedPrecondition("there is no group to receive weights from: make one with /init_weight_transfer_engine");
+    return FailedPrecondition(
+        "there is no group to receive weights from: make one with /init_weight_transfer_engine or /init_weights_update_group");
   const Status received = [&]() -> Status {
     if (!update_ && update_state_ == UpdateState::kGivenUp)
       return FailedPrecondition("the update was given up: begin anew with /start_weight_update, and bring all weights");
@@ -234,7 +249,7 @@ Status TrainerControl::Receive(const WeightMessage& message, const BroadcastSour
     COPPICE_RETURN_IF_ERROR(ReceiveParts(message, form));
     return Finish(label);
   }();
-  // What the trainer sends now, or has sent, is no longer what is expected next.
+  // Tensors that the trainer sends now, or has sent, are no longer those that are expected next.
   if (!received.ok()) group_.reset();
   return received;
 }
@@ -288,7 +303,7 @@ Status TrainerControl::NoteWhole(bool resumes) {
   update_.reset();
   is_half_ = AnyMissing();
   if (is_half_) {
-    set_state(UpdateState::kGivenUp);
+    RefuseRequests(resumes);
     return FailedPrecondition("weights are missing: bring all of them");
   }
   set_state(UpdateState::kNone);
@@ -322,9 +337,13 @@ void TrainerControl::GiveUp(std::string_view why) {
     }
     return;
   }
+  spdlog::error("an update of weights ended half-way ({}): requests are refused until all weights have come", why);
+  RefuseRequests(resumes);
+}
+
+void TrainerControl::RefuseRequests(bool resumes) {
   resumes_ = resumes;
   set_state(UpdateState::kGivenUp);
-  spdlog::error("an update of weights ended half-way ({}): requests are refused until all weights have come", why);
   if (const Status paused = engine_.Pause({.mode = PauseMode::kKeep, .refuse_new = true}); !paused.ok())
     spdlog::error("{}", paused.message());
   calls_.FailAll(Unavailable("an update of weights ended half-way: send the request again when all weights have come"));

@@ -1,5 +1,5 @@
-// What a trainer does to the engine: pauses, sleeps, and updates of weights in parts. Its own thread does it, one thing after the
-// other, beside the thread that steps the engine. Knows no HTTP.
+// A trainer's operations on the engine: pauses, sleeps, and updates of weights in parts. Its own thread does it, one thing after
+// the other, beside the thread that steps the engine. Knows no HTTP.
 // Layer: server.
 #pragma once
 
@@ -31,7 +31,7 @@
 
 namespace coppice::server {
 
-// An update of weights, as /server_info tells it.
+// An update of weights, as /server_info reports it.
 enum class UpdateState : uint8_t {
   kNone,     // all weights are there
   kOpen,     // between its start and its end: requests wait
@@ -64,7 +64,8 @@ class TrainerControl {
   // Does the work after what was posted before, on the control's thread. After Join it is dropped. Thread-safe, as those below.
   void Post(std::function<void()> work);
   UpdateState update_state() const { return update_state_; }
-  // The server ends: generations that a paused engine keeps are failed with `why`, and no trainer is waited for.
+  // The server ends: generations that a paused engine keeps, or one that pauses from now on, are failed with `why`, and no trainer
+  // is waited for.
   void Drain(const Status& why);
   // Ends the thread, after the work that runs. The engine must be stepped meanwhile.
   void Join();
@@ -89,6 +90,8 @@ class TrainerControl {
   // Makes a group with a trainer for what it broadcasts, in place of an earlier one. Errors as TrainerGroup::Join and of the
   // device.
   Status JoinGroup(const GroupInfo& info);
+  // Ends the group, if there is one.
+  void LeaveGroup() { group_.reset(); }
   // Receives tensors of the group, and brings them as Bring does, a part of them at a time: none before all of them have the names,
   // shapes and dtypes of weights. After an error there is no group. FAILED_PRECONDITION: there was none. An error on the way gives
   // the update up.
@@ -113,11 +116,15 @@ class TrainerControl {
   };
 
   void Run(const std::stop_token& stop);
+  // After Drain.
+  void FailKept();
   // An engine that is paused keeps what runs, where that was to be waited for; what is to end, ends.
   PauseMode ModeNow(PauseMode mode) const;
   Status CheckNoneOpen() const;
   void EndCall();  // of an open update
   void GiveUp(std::string_view why);
+  // Of weights that are a mixture. `resumes`: the engine goes on when all of them have come.
+  void RefuseRequests(bool resumes);
   Status CheckTensors(std::span<const SegmentTensor> tensors, DeviceKind kind) const;
   // Of an open update.
   Status ReceiveParts(const WeightMessage& message, const BroadcastSource& form);
@@ -149,6 +156,7 @@ class TrainerControl {
   std::condition_variable_any posted_;
   std::deque<std::function<void()>> work_;
   bool ended_ = false;
+  Status drained_;  // by Drain: why
 
   std::jthread thread_;  // last
 };

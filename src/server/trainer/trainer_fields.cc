@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <utility>
 
 #include "core/check.h"
@@ -85,6 +87,16 @@ Result<std::vector<std::string>> TrainerFields::Texts(const char* name) const {
     texts.push_back(value.get<std::string>());
   }
   return texts;
+}
+
+Result<std::vector<std::string>> TrainerFields::Tags() const {
+  static constexpr std::string_view kKnown[] = {"weights", "kv_cache", "scheduling", "cuda_graph"};
+  COPPICE_ASSIGN_OR_RETURN(std::vector<std::string> tags, Texts("tags"));
+  for (const std::string& tag : tags) {
+    if (std::ranges::find(kKnown, tag) == std::end(kKnown))
+      return Wrong("tags", fmt::format("a list of {}", fmt::join(kKnown, ", ")));
+  }
+  return tags;
 }
 
 Result<PauseMode> TrainerFields::Mode(PauseMode otherwise) const {

@@ -27,6 +27,8 @@ class TrainerFields {
   Result<int64_t> Whole(const char* name, int64_t otherwise) const;
   // A list, or one value of it.
   Result<std::vector<std::string>> Texts(const char* name) const;
+  // "tags": weights and kv_cache; scheduling (of vLLM) and cuda_graph (of SGLang) are known, too.
+  Result<std::vector<std::string>> Tags() const;
   // "mode": abort, wait or keep; SGLang's in_place and retract are keep.
   Result<PauseMode> Mode(PauseMode otherwise) const;
   const nlohmann::json& all() const { return fields_; }

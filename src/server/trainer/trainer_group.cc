@@ -14,8 +14,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Where the group's first rank stores its name: the first value that it broadcasts to the others.
+// Where the group's first rank stores its name. vLLM: the first value that it broadcasts to the others.
 constexpr std::string_view kIdKey = "broadcast_from/0/0";
+// PyTorch: in a store for the group, within it one of the group's own, in it one for CUDA, of the first communicator.
+std::string TorchIdKey(std::string_view name) { return fmt::format("{0}/{0}//cuda//0", name); }
+
+Result<ops::NcclId> ReadRawId(std::span<const std::byte> value) {
+  ops::NcclId id{};
+  const auto bytes = std::as_writable_bytes(std::span(&id, 1));
+  if (value.size() != bytes.size())
+    return InvalidArgument(
+        fmt::format("the name of the trainer's group has {} bytes, expected {} (ncclUniqueId)", value.size(), bytes.size()));
+  std::ranges::copy(value, bytes.begin());
+  return id;
+}
 // Of tensors that come each by itself: so many are brought together.
 constexpr int64_t kBytesAtATime = int64_t{256} << 20;
 constexpr int64_t kAlignment = 256;
@@ -37,16 +49,23 @@ Result<std::unique_ptr<TrainerGroup>> TrainerGroup::Join(const GroupInfo& info, 
       Until(Clock::now() + options.patience, options.stop, "the trainer's group was not made", options.patience);
   COPPICE_ASSIGN_OR_RETURN(TcpStore store, TcpStore::Connect(info.address, info.port, may_wait));
   COPPICE_RETURN_IF_ERROR(store.JoinWorkers(may_wait));
-  COPPICE_ASSIGN_OR_RETURN(const std::vector<std::byte> pickled, store.Get(kIdKey, may_wait));
-  COPPICE_ASSIGN_OR_RETURN(const ops::NcclId id, ReadPickledId(pickled));
-  std::unique_ptr<TrainerGroup> group(new TrainerGroup(std::move(device), std::move(store), std::move(options), info.form));
+  std::unique_ptr<TrainerGroup> group(new TrainerGroup(std::move(device), std::move(store), std::move(options), info));
+  if (info.torch_name.empty()) COPPICE_RETURN_IF_ERROR(group->MakeRank(may_wait));
+  return group;
+}
+
+Status TrainerGroup::MakeRank(const ops::NcclRank::MayWait& may_wait) {
+  const bool is_torch = !info_.torch_name.empty();
+  COPPICE_ASSIGN_OR_RETURN(const std::vector<std::byte> name,
+                           store_.Get(is_torch ? TorchIdKey(info_.torch_name) : std::string(kIdKey), may_wait));
+  COPPICE_ASSIGN_OR_RETURN(const ops::NcclId id, is_torch ? ReadRawId(name) : ReadPickledId(name));
   const auto trainer_is_there = [&]() -> Status {
     COPPICE_RETURN_IF_ERROR(may_wait());
-    return group->store_.CheckOpen();
+    return store_.CheckOpen();
   };
-  COPPICE_ASSIGN_OR_RETURN(group->rank_, ops::NcclRank::Join({.group = id, .rank = info.rank, .size = info.size},
-                                                             group->device_.get(), trainer_is_there));
-  return group;
+  COPPICE_ASSIGN_OR_RETURN(rank_, ops::NcclRank::Join({.group = id, .rank = info_.rank, .size = info_.size, .warms_up = !is_torch},
+                                                      device_.get(), trainer_is_there));
+  return OkStatus();
 }
 
 TrainerGroup::~TrainerGroup() = default;
@@ -113,13 +132,17 @@ Status TrainerGroup::ReceiveParts(std::span<Part> parts, const Bring& bring) {
 }
 
 Status TrainerGroup::Receive(std::span<const SegmentTensor> tensors, const BroadcastSource& form, const Bring& bring) {
-  if (rank_ == nullptr) return Unavailable("the group with the trainer has ended");
-  const bool packed = form.packed.value_or(form_.packed.value_or(false));
-  const int64_t buffer_bytes = form.buffer_bytes.value_or(form_.buffer_bytes.value_or(BroadcastSource::kDefaultBufferBytes));
+  if (has_ended_) return Unavailable("the group with the trainer has ended");
+  const bool packed = form.packed.value_or(info_.form.packed.value_or(false));
+  const int64_t buffer_bytes = form.buffer_bytes.value_or(info_.form.buffer_bytes.value_or(BroadcastSource::kDefaultBufferBytes));
   std::vector<Part> parts = Divide(tensors, packed, buffer_bytes, device_->kind());
-  Status received = Reserve(parts);
+  Status received = rank_ == nullptr ? MakeRank(UntilLate()) : OkStatus();
+  if (received.ok()) received = Reserve(parts);
   if (received.ok()) received = ReceiveParts(parts, bring);
-  if (!received.ok()) rank_.reset();  // first: it writes to the memory
+  if (!received.ok()) {
+    has_ended_ = true;
+    rank_.reset();  // before the memory that it writes
+  }
   memory_.clear();
   return received;
 }

@@ -1,5 +1,5 @@
 // The group that a trainer and this server make, by NCCL, for weights that the trainer broadcasts: how they meet, and what comes
-// then. The trainer's side is vLLM's StatelessProcessGroup and PyNcclCommunicator. Layer: server.
+// then. The trainer's side is vLLM's StatelessProcessGroup and PyNcclCommunicator, or a group of torch.distributed. Layer: server.
 #pragma once
 
 #include <chrono>
@@ -28,7 +28,8 @@ class TrainerGroup {
     std::stop_token stop = {};                   // ends waits
   };
 
-  // Meets the trainer, which has its store at the group's address or will have. UNIMPLEMENTED: NCCL is not there, or does not write
+  // Meets the trainer, which has its store at the group's address or will have. A group of torch.distributed has a rank once the
+  // trainer broadcasts, which is when PyTorch gives it a name. UNIMPLEMENTED: NCCL is not there, or does not write
   // to the device's memory; INVALID_ARGUMENT: the address is unknown, or what is there is no store, or holds no name of a group;
   // UNAVAILABLE: the trainer does not come or has gone, the server ends, or NCCL refuses.
   static Result<std::unique_ptr<TrainerGroup>> Join(const GroupInfo& info, std::unique_ptr<Device> device, Options options);
@@ -54,8 +55,10 @@ class TrainerGroup {
     std::unique_ptr<Event> mark;
   };
 
-  TrainerGroup(std::unique_ptr<Device> device, TcpStore store, Options options, BroadcastSource form)
-      : options_(std::move(options)), form_(form), device_(std::move(device)), store_(std::move(store)) {}
+  TrainerGroup(std::unique_ptr<Device> device, TcpStore store, Options options, GroupInfo info)
+      : options_(std::move(options)), info_(std::move(info)), device_(std::move(device)), store_(std::move(store)) {}
+  // Makes the rank, with the name of the group that the trainer has stored or will store.
+  Status MakeRank(const ops::NcclRank::MayWait& may_wait);
   static std::vector<Part> Divide(std::span<const SegmentTensor> tensors, bool packed, int64_t buffer_bytes, DeviceKind kind);
   // Two pieces of memory where the device has them, so that one is filled while the other is read.
   Status Reserve(std::span<const Part> parts);
@@ -65,11 +68,12 @@ class TrainerGroup {
   ops::NcclRank::MayWait UntilLate() const;
 
   const Options options_;
-  const BroadcastSource form_;
+  const GroupInfo info_;
   const std::unique_ptr<Device> device_;
   TcpStore store_;
-  std::vector<DeviceMemory> memory_;     // while Receive runs
-  std::unique_ptr<ops::NcclRank> rank_;  // last: it ends before the memory that it writes goes; null: the group has ended
+  std::vector<DeviceMemory> memory_;  // while Receive runs
+  bool has_ended_ = false;
+  std::unique_ptr<ops::NcclRank> rank_;  // last: it ends before the memory that it writes goes
 };
 
 }  // namespace coppice::server

@@ -176,7 +176,7 @@ class TrainerRoutesTest : public ::testing::Test {
 
 std::vector<int32_t> TokensOf(const json& body) { return body.at("choices").at(0).at("token_ids"); }
 
-// What the model of a seed says.
+// Models of seeds, and their greedy tokens.
 class Models {
  public:
   FakeRunner& Of(uint64_t seed) {
@@ -309,6 +309,19 @@ TEST_F(TrainerRoutesTest, AnUpdateInPartsIsOneVersion) {
   EXPECT_EQ(Get("/get_weight_version")->body()["weight_version"], "2");
 }
 
+TEST_F(TrainerRoutesTest, AnAnswerWithoutATokenNamesTheWeightsOfItsEnd) {
+  json update = MessageOf(11, {"seed", "pad"});
+  update["weight_version"] = "w1";
+  ASSERT_EQ(Post("/update_weights", update)->status(), 200);
+  ASSERT_EQ(Post("/pause?mode=keep")->status(), 200);
+  for (const bool stream : {false, true}) {
+    const Answer waits = Post("/generate", {{"input_ids", {1, 2}}, {"rid", "mine"}, {"stream", stream}});
+    ASSERT_EQ(Post("/abort_request", {{"rid", "mine"}})->body()["num_aborted"], 1);
+    EXPECT_THAT(waits->text(), HasSubstr(R"("output_ids":[],)"));
+    EXPECT_THAT(waits->text(), HasSubstr(R"("weight_version":"w1","weight_versions":[])"));
+  }
+}
+
 TEST_F(TrainerRoutesTest, WhatIsNoUpdateChangesNothing) {
   Models models;
   ASSERT_EQ(Post("/start_weight_update")->status(), 200);
@@ -352,6 +365,10 @@ TEST_F(TrainerRoutesTest, SleepGivesWeightsBackUntilTheyComeAgain) {
   EXPECT_EQ(Post("/wake_up")->status(), 200);
   EXPECT_EQ(Get("/is_sleeping")->body(), json({{"is_sleeping", false}}));
   EXPECT_EQ(Post("/sleep", {{"level", 3}})->status(), 400);
+  for (const char* const path : {"/wake_up", "/release_memory_occupation", "/resume_memory_occupation"}) {
+    EXPECT_EQ(Post(path, {{"tags", {"weights", "kvcache"}}})->status(), 400) << path;
+    EXPECT_EQ(Get("/is_sleeping")->body(), json({{"is_sleeping", false}}));
+  }
   // As a trainer on the same card does: weights first, then KV.
   EXPECT_EQ(Post("/sleep", {{"level", 2}})->status(), 200);
   EXPECT_EQ(Post("/wake_up?tags=weights")->status(), 200);
@@ -376,7 +393,7 @@ TEST_F(TrainerRoutesTest, SkyRlsNamesAreThoseOfTheRoutes) {
   EXPECT_EQ(Get("/get_weight_version")->body()["weight_version"], "1");
 }
 
-TEST_F(TrainerRoutesTest, ResetOfTheCacheTellsWhatBecameOfPins) {
+TEST_F(TrainerRoutesTest, ResetOfTheCacheReportsWhatBecameOfPins) {
   const auto reset = [&] { return Post("/reset_prefix_cache")->body(); };
   EXPECT_EQ(reset(), json({{"success", true}, {"pinned_prefixes", {{"kept", 0}, {"pages", "dropped"}, {"computed_anew", 0}}}}));
   ASSERT_EQ(Ask("PUT", "/v1/prefixes/p", R"({"prompt": [31, 32, 33, 34, 35, 36, 37, 38]})")->status(), 200);
@@ -411,6 +428,48 @@ TEST_F(TrainerRoutesTest, AFailedPartRefusesRequestsUntilAWholeUpdate) {
   ASSERT_EQ(Post("/update_weights", MessageOf(12, {"seed", "pad"}))->status(), 200);
   ASSERT_EQ(Post("/finish_weight_update")->status(), 200);
   models.ExpectSaid(12, {1, 2, 3}, TokensOf(Complete(Greedy({1, 2, 3}, 5))->body()));
+}
+
+TEST_F(TrainerRoutesTest, AnUpdateWithoutTheWeightsThatASleepDroppedRefusesRequests) {
+  ASSERT_EQ(Post("/sleep?level=2")->status(), 200);
+  ASSERT_EQ(Post("/wake_up?tags=weights")->status(), 200);
+  ASSERT_EQ(Post("/start_weight_update")->status(), 200);
+  const Answer waits = Complete(Greedy({1}, 5));
+  EXPECT_EQ(Post("/finish_weight_update")->status(), 409);
+  EXPECT_EQ(Update(), "given_up");
+  EXPECT_EQ(waits->status(), 503);
+  EXPECT_EQ(Complete(Greedy({1}, 5))->status(), 503);
+}
+
+TEST_F(TrainerRoutesTest, ScoresThatWaitEndWithGenerations) {
+  const json score = {{"prompt", {1, 2, 3}}, {"continuations", {{4}, {5, 6}}}};
+  ASSERT_EQ(Post("/start_weight_update")->status(), 200);
+  const Answer waits = Post("/v1/score", score);
+  EXPECT_EQ(Post("/abort_requests")->body()["num_aborted"], 0) << "it has no answer with what has come";
+  harness_.model().FailNextUpdate(Internal("the device is full"));
+  EXPECT_EQ(Post("/update_weights", MessageOf(11, {"seed"}))->status(), 500);
+  EXPECT_EQ(waits->status(), 503);
+  ASSERT_EQ(Post("/collective_rpc", {{"method", "reload_weights"}})->status(), 200);
+  ASSERT_EQ(Post("/resume")->status(), 200);
+  EXPECT_EQ(Post("/v1/score", score)->status(), 200);
+  ASSERT_EQ(Post("/pause?mode=keep")->status(), 200);
+  const Answer drained = Post("/v1/score", score);
+  service_.Drain();
+  EXPECT_EQ(drained->status(), 503);
+}
+
+TEST_F(TrainerRoutesTest, GenerationsThatAPauseHoldsEndWithTheServer) {
+  stepping_ = {};
+  const Answer runs = Complete(Greedy({1, 2, 3}, 5));
+  harness_.Step();
+  const Answer paused = Post("/pause?mode=wait");
+  while (!harness_.engine().Load().draining) std::this_thread::sleep_for(milliseconds(1));
+  const Answer waits = Complete(Greedy({1}, 5));
+  service_.Drain();  // while the engine runs still
+  stepping_ = std::jthread([this](const std::stop_token& stop) { (void)harness_.engine().Run(stop); });
+  EXPECT_EQ(paused->status(), 200);
+  EXPECT_EQ(runs->status(), 200);
+  EXPECT_EQ(waits->status(), 503);
 }
 
 class ImpatientTest : public TrainerRoutesTest {
@@ -660,7 +719,7 @@ TEST_P(RandomEventsTest, LoseNoTokenAndMixNoVersions) {
   EXPECT_GT(deaths_, 0);
 }
 
-// 300 events each, with fewer updates of weights than a fake model's KV tells apart. COPPICE_LONG_TEST=1 (ctest label `long`):
+// 300 events each, with fewer updates of weights than a fake model's KV distinguishes. COPPICE_LONG_TEST=1 (ctest label `long`):
 // 10^4.
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomEventsTest, ::testing::Range(0, std::getenv("COPPICE_LONG_TEST") != nullptr ? 34 : 2));
 

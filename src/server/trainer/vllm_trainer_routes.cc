@@ -60,7 +60,7 @@ TrainerAnswer IsSleeping(TrainerContext& context, const TrainerFields&) {
   return ordered_json{{"is_sleeping", context.engine().Load().state == EngineState::kAsleep}};
 }
 
-TrainerAnswer TellWorldSize(TrainerContext& context, const TrainerFields&) {
+TrainerAnswer GetWorldSize(TrainerContext& context, const TrainerFields&) {
   return ordered_json{{"world_size", context.facts().world_size}};
 }
 
@@ -77,12 +77,7 @@ TrainerAnswer ListWeights(TrainerContext& context, const TrainerFields&) {
 TrainerAnswer InitTransfer(TrainerContext& context, const TrainerFields& fields) {
   if (const json* const info = fields.Find("init_info"); info != nullptr) {
     COPPICE_ASSIGN_OR_RETURN(const std::optional<GroupInfo> group, ReadTransfer(*info));
-    if (group && context.facts().world_size > 1)
-      return Unimplemented(
-          fmt::format("weights by NCCL are received by a model on one device, and this one is divided among {} ranks: send them by "
-                      "shared memory (docs/trainers.md)",
-                      context.facts().world_size));
-    if (group) COPPICE_RETURN_IF_ERROR(context.control().JoinGroup(*group));
+    if (group) COPPICE_RETURN_IF_ERROR(JoinGroup(context, *group));
   }
   return ordered_json{{"message", "Weight transfer initialized"}};
 }
@@ -160,7 +155,7 @@ std::vector<Route> VllmTrainerRoutes(TrainerContext* context) {
       context->InTurn("POST", "/wake_up", WakeUp),
       context->Now("GET", "/is_sleeping", IsSleeping),
       context->InTurn("POST", "/reset_prefix_cache", DropCache),
-      context->Now("GET", "/get_world_size", TellWorldSize),
+      context->Now("GET", "/get_world_size", GetWorldSize),
       context->Now("GET", "/weight_info", ListWeights),
       context->InTurn("POST", "/weight_checker", CheckWeights),
       context->InTurn("POST", "/init_weight_transfer_engine", InitTransfer),

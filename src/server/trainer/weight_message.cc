@@ -50,7 +50,7 @@ Status RefusePickled(const json& info) {
   return OkStatus();
 }
 
-// What the message says, or else what its fields are those of.
+// The transport that the message names, or else the one that its fields belong to.
 Result<Transport> TransportOf(const json& info) {
   for (const std::string_view field : {"transport", "backend"}) {
     const json* const named = Find(info, field);
@@ -176,7 +176,7 @@ Result<IpcSource> ReadIpcSource(const json& info) {
   return source;
 }
 
-// Of lists by tensor: names, dtype_names and shapes.
+// Of lists by tensor: names, dtype_names, which SGLang calls dtypes, and shapes.
 Result<std::vector<SegmentTensor>> ReadBroadcastTensors(const json& info) {
   const auto list_of = [&](std::string_view field, size_t size) -> Result<const json*> {
     const json* const list = Find(info, field);
@@ -186,13 +186,14 @@ Result<std::vector<SegmentTensor>> ReadBroadcastTensors(const json& info) {
     return list;
   };
   COPPICE_ASSIGN_OR_RETURN(const json* const names, list_of("names", 0));
-  COPPICE_ASSIGN_OR_RETURN(const json* const dtypes, list_of("dtype_names", names->size()));
+  const std::string_view dtype_field = Find(info, "dtypes") != nullptr ? "dtypes" : "dtype_names";
+  COPPICE_ASSIGN_OR_RETURN(const json* const dtypes, list_of(dtype_field, names->size()));
   COPPICE_ASSIGN_OR_RETURN(const json* const shapes, list_of("shapes", names->size()));
   std::vector<SegmentTensor> tensors(names->size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     COPPICE_RETURN_IF_ERROR(ReadName(&(*names)[i], fmt::format("names[{}]", i), &tensors[i]));
     COPPICE_RETURN_IF_ERROR(
-        ReadForm(&(*dtypes)[i], fmt::format("dtype_names[{}]", i), &(*shapes)[i], fmt::format("shapes[{}]", i), &tensors[i]));
+        ReadForm(&(*dtypes)[i], fmt::format("{}[{}]", dtype_field, i), &(*shapes)[i], fmt::format("shapes[{}]", i), &tensors[i]));
   }
   return tensors;
 }
@@ -207,6 +208,11 @@ Result<BroadcastSource> ReadBroadcastSource(const json& info) {
     if (!bytes->is_number_integer() || bytes->get<int64_t>() < 1)
       return Wrong("packed_buffer_size_bytes", bytes, "a number of bytes, of at least 1");
     source.buffer_bytes = bytes->get<int64_t>();
+  }
+  if (const json* const format = Find(info, "load_format");
+      format != nullptr) {  // SGLang's: all tensors of the message in one piece
+    if (*format != "flattened_bucket") return Wrong("load_format", format, "flattened_bucket, or nothing");
+    source = {.packed = true, .buffer_bytes = INT64_MAX};
   }
   return source;
 }
@@ -269,14 +275,15 @@ Result<std::optional<GroupInfo>> ReadTransfer(const json& info) {
   return std::optional(std::move(group));
 }
 
-Status RefuseSglangGroup(const json& info) {
-  if (!info.is_object()) return Wrong("the request", &info, "an object");
-  COPPICE_RETURN_IF_ERROR(RefusePickled(info));
-  COPPICE_ASSIGN_OR_RETURN(const Transport transport, TransportOf(info));
-  if (transport != Transport::kNccl) return OkStatus();
-  return Unimplemented(
-      "groups of torch.distributed, as SGLang joins them, are not joined by this server: send weights by NCCL on vLLM's routes "
-      "(/init_weight_transfer_engine), by shared memory or by /update_weights_from_disk (docs/trainers.md)");
+Result<std::optional<GroupInfo>> ReadSglangGroup(const json& info) {
+  constexpr std::string_view kDefaultName = "weight_update_group";
+  COPPICE_ASSIGN_OR_RETURN(std::optional<GroupInfo> group, ReadTransfer(info));
+  if (!group) return group;
+  const json* const name = Find(info, "group_name");
+  if (name != nullptr && (!name->is_string() || name->get_ref<const std::string&>().empty()))
+    return Wrong("group_name", name, "the name of a group of torch.distributed");
+  group->torch_name = name != nullptr ? name->get<std::string>() : kDefaultName;
+  return group;
 }
 
 }  // namespace coppice::server

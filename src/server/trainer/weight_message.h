@@ -1,4 +1,4 @@
-// What a trainer's message says of weights that it brings: which tensors, and where their bytes lie. JSON, never pickled.
+// A trainer's message about weights that it brings: which tensors, and where their bytes lie. JSON, never pickled.
 // Layer: server. docs/trainers.md describes the form.
 #pragma once
 
@@ -30,7 +30,7 @@ struct IpcSource {
   IpcMemory::DeviceId device;
 };
 
-// What the first rank of a group broadcasts, in the order of the message's tensors. Fields that are absent are those of the group,
+// Broadcasts of a group's first rank, in the order of the message's tensors. Fields that are absent are those of the group,
 // and then vLLM's defaults.
 struct BroadcastSource {
   static constexpr int64_t kDefaultBufferBytes = int64_t{1} << 30;
@@ -45,6 +45,8 @@ struct GroupInfo {
   int32_t rank = 1;  // of this server
   int32_t size = 2;  // ranks
   BroadcastSource form = {};
+  std::string torch_name =
+      {};  // of a group of torch.distributed, as SGLang's clients make it; empty: of vLLM's StatelessProcessGroup
 };
 
 struct WeightMessage {
@@ -54,15 +56,15 @@ struct WeightMessage {
   bool checksum = false;  // /weight_checker is to know these bytes
 };
 
-// The object "update_info" of /update_weights. INVALID_ARGUMENT names the field, its value and what is expected, a pickled payload
-// among others.
+// The object "update_info" of /update_weights, or the body of a route of SGLang's. INVALID_ARGUMENT names the field, its value and
+// what is expected, a pickled payload among others.
 Result<WeightMessage> ReadWeightMessage(const nlohmann::json& info);
 
 // The object "init_info" of /init_weight_transfer_engine: a group to be made, or none where weights come by shared memory or CUDA
 // IPC. Errors likewise, and UNIMPLEMENTED for weights in a GPU's memory in a build without CUDA.
 Result<std::optional<GroupInfo>> ReadTransfer(const nlohmann::json& info);
 
-// UNIMPLEMENTED for a message of SGLang that asks for NCCL, whose groups are torch.distributed's. Other errors likewise.
-Status RefuseSglangGroup(const nlohmann::json& info);
+// The body of /init_weights_update_group. Errors likewise.
+Result<std::optional<GroupInfo>> ReadSglangGroup(const nlohmann::json& info);
 
 }  // namespace coppice::server

@@ -128,11 +128,31 @@ TEST(WeightMessage, AGroupHasAPlaceToMeet) {
   EXPECT_FALSE(ReadTransfer({{"transport", "shared_memory"}}).value().has_value());
 }
 
-TEST(WeightMessage, SglangsGroupsAreRefused) {
-  const json group = {{"master_address", "10.0.0.1"}, {"master_port", 1}, {"group_name", "g"}, {"backend", "nccl"}};
-  EXPECT_EQ(RefuseSglangGroup(group).code(), StatusCode::kUnimplemented);
-  EXPECT_EQ(RefuseSglangGroup({{"names", {"a"}}, {"dtypes", {"float32"}}, {"shapes", {{1}}}}).code(), StatusCode::kUnimplemented);
-  EXPECT_TRUE(RefuseSglangGroup({{"segment", "s"}}).ok());
+TEST(WeightMessage, SglangsGroupsAreOfTorchDistributed) {
+  json group = {{"master_address", "10.0.0.1"}, {"master_port", 1}, {"rank_offset", 1}, {"world_size", 2}, {"backend", "nccl"}};
+  EXPECT_EQ(ReadSglangGroup(group).value()->torch_name, "weight_update_group");
+  group["group_name"] = "g";
+  EXPECT_EQ(ReadSglangGroup(group).value()->torch_name, "g");
+  EXPECT_EQ(ReadTransfer(group).value()->torch_name, "");
+  group["group_name"] = 3;
+  EXPECT_EQ(ReadSglangGroup(group).status().message(), "group_name is 3, expected the name of a group of torch.distributed");
+  group["group_name"] = "g";
+  group["backend"] = "gloo";
+  EXPECT_EQ(ReadSglangGroup(group).status().message(), "backend is \"gloo\", expected shared_memory, cuda_ipc or nccl");
+  EXPECT_FALSE(ReadSglangGroup({{"transport", "shared_memory"}}).value().has_value());
+
+  json update = {{"names", {"a"}}, {"dtypes", {"torch.float32"}}, {"shapes", {{1}}}, {"group_name", "g"}};
+  WeightMessage message = ReadWeightMessage(update).value();
+  EXPECT_EQ(message.tensors[0].dtype, DType::kF32);
+  EXPECT_EQ(std::get<BroadcastSource>(message.source).packed, std::nullopt);
+  update["load_format"] = "flattened_bucket";
+  message = ReadWeightMessage(update).value();
+  EXPECT_EQ(std::get<BroadcastSource>(message.source).packed, true);
+  update["load_format"] = "direct";
+  EXPECT_EQ(ReadWeightMessage(update).status().message(), "load_format is \"direct\", expected flattened_bucket, or nothing");
+  update.erase("load_format");
+  update["dtypes"] = {"int8"};
+  EXPECT_EQ(ReadWeightMessage(update).status().message(), "dtypes[0] is \"int8\", expected float32, bfloat16 or float16");
 }
 
 TEST(WeightMessage, MemoryOfAGpuIsNamedByAHandle) {

@@ -36,7 +36,7 @@ struct CallArguments {
   ExpressionPtr more_positional, more_named;  // f(*a, **b); null where absent
 };
 
-// What a value is assigned to: a variable, a field of a namespace, or several targets that it is taken apart for.
+// The target of an assignment: a variable, a field of a namespace, or several targets that the value is taken apart for.
 struct Target {
   std::string name = {};
   std::string field = {};  // of the namespace `name`; empty: the variable itself
@@ -178,7 +178,7 @@ struct With final : Statement {
   void Execute(Interpreter& interpreter) const override;
 };
 
-// What a body prints, after the filters.
+// The output of a body, after the filters.
 struct FilteredBody {
   Body body;
   std::vector<std::unique_ptr<Call>> filters;

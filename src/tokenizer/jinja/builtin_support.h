@@ -1,4 +1,4 @@
-// What the built-ins of chat templates have in common: arguments and their checks. Layer: tokenizer.
+// Common parts of the built-ins of chat templates: arguments and their checks. Layer: tokenizer.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace coppice::jinja {
 
-// What things cost, in units of Meter.
+// Costs, in units of Meter.
 inline constexpr size_t kPairUnits = 200;  // a key and a value in a list of their own
 
 struct Entry {
@@ -50,7 +50,7 @@ TracedText Stripped(const Interpreter& in, const TracedText& text, const Argumen
 TracedText Capitalized(const TracedText& text);
 // str.center
 TracedText Centered(Interpreter& in, const TracedText& text, int64_t width, const TracedText& fill);
-// What Python's float() makes of a text; false: nothing.
+// The value of Python's float() for a text; false: there is none.
 bool ParseFloat(std::string_view text, double* value);
 
 }  // namespace coppice::jinja

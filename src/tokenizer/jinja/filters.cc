@@ -20,7 +20,7 @@ constexpr size_t kCaseUnits = 8;                  // of Meter: a byte whose case
 
 Value Generator(List items) { return Value(Sequence::kGenerator, std::move(items)); }
 
-// What map, select and their kin run over: as in Jinja nothing, where the object is not true, whatever its type.
+// Elements that map, select and their kin run over: as in Jinja none, where the object is not true, whatever its type.
 List ElementsIfTrue(Interpreter& in, const Value& object) { return object.Truthy() ? in.Elements(object) : List(); }
 
 Value Length(Interpreter& in, const Value& object) {
@@ -74,7 +74,7 @@ class AttributePath {
   List keys_;
 };
 
-// Strings are compared in small letters unless the filter is told otherwise.
+// Strings are compared in small letters by default.
 Value CaseKey(Interpreter& in, Value value, bool case_sensitive) {
   if (case_sensitive || !value.IsString()) return value;
   in.meter().Charge(value.AsText().cost() + 1, kCaseUnits);

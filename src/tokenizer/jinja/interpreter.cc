@@ -14,7 +14,7 @@ namespace {
 // Expressions and blocks within each other while they run; the parser keeps templates whose macros do not call themselves below it.
 constexpr int kMaxDepth = 1200;
 
-// What things cost, in units of Meter: rounded up from measurements on a busy 2.5 GHz core.
+// Costs, in units of Meter: rounded up from measurements on a busy 2.5 GHz core.
 constexpr size_t kStepUnits = 60;      // running a node
 constexpr size_t kCallUnits = 100;     // calling a built-in
 constexpr size_t kTextUnits = 8;       // a byte that a built-in reads character by character, or writes

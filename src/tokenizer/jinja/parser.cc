@@ -252,7 +252,7 @@ class Parser {
     }
   }
 
-  // What a macro's body reads decides what it takes, and so does that of a macro within it.
+  // Names that a macro's body reads decide which arguments it takes, and so do those in the body of a macro within it.
   void NoteRead(const std::string& name) {
     for (Macro* macro : open_macros_) {
       macro->takes_caller |= name == "caller";

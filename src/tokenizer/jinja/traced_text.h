@@ -12,7 +12,7 @@
 
 namespace coppice::jinja {
 
-// Bytes without an origin are the template's own. Whatever is made of a text keeps the origins of its bytes: built-ins take parts,
+// Bytes without an origin are the template's own. A text made of others keeps the origins of their bytes: built-ins take parts,
 // append and map, and none goes through a plain string.
 class TracedText {
  public:
@@ -46,7 +46,7 @@ class TracedText {
     text.Append(*this, part);
     return text;
   }
-  // What `map` makes of each run of bytes of one origin: right where it maps characters one by one.
+  // The text in which `map` replaces each run of bytes of one origin: right where it maps characters one by one.
   template <class Map>  // std::string(std::string_view)
   TracedText Mapped(Map map) const {
     if (origins_.empty()) return TracedText(map(std::string_view(bytes_)));

@@ -27,7 +27,7 @@ std::string_view Strip(std::string_view text, std::string_view characters = {}, 
 std::string ToUpper(std::string_view text);
 std::string ToLower(std::string_view text);
 
-// What a character is, by its Unicode category; false for invalid bytes. REQUIRES: `character` is not empty.
+// Classes of a character, by its Unicode category; false for invalid bytes. REQUIRES: `character` is not empty.
 bool IsSpaceCharacter(std::string_view character);
 bool IsUpperCharacter(std::string_view character);
 bool IsLowerCharacter(std::string_view character);

@@ -11,8 +11,9 @@
 namespace coppice::jinja {
 namespace {
 
-// What a value costs besides its text, and a field that is only looked at.
+// Costs of a value besides its text, and of a field that is only looked at.
 constexpr size_t kNodeUnits = 16, kFieldUnits = 2;
+constexpr size_t kQuotedUnits = 32;  // of a string in JSON, beside its bytes: it is escaped in a copy
 
 // In the order of Sequence: the type in messages, and what is around the elements in text.
 struct SequenceText {
@@ -110,6 +111,7 @@ std::string EscapedForJson(std::string_view text, bool ensure_ascii) {
 }
 
 void WriteQuotedForJson(const TracedText& text, bool ensure_ascii, Meter& meter, TracedText* out) {
+  meter.Charge(kQuotedUnits);
   meter.Charge(text.cost(), ensure_ascii ? 12 : 2);
   out->AppendOwn("\"");
   out->Append(text.Mapped([ensure_ascii](std::string_view run) { return EscapedForJson(run, ensure_ascii); }));

@@ -23,7 +23,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// What a renderer asks of a tokenizer.
+// A tokenizer with the tokens that a renderer asks for, and no others.
 class Marks final : public Tokenizer {
  public:
   Marks() : Tokenizer({.bos_id = 0, .eos_ids = {1}}) {}

@@ -299,7 +299,7 @@ def batch_line_seeds():
 
 
 def batch_file_seeds():
-    """What an earlier run left and the batch's file, with a NUL byte between each two."""
+    """Files that an earlier run left and the batch's file, with a NUL byte between each two."""
     def line(name, body, url="/v1/completions"):
         return compact({"custom_id": name, "method": "POST", "url": url, "body": body}) + b"\n"
 

@@ -54,7 +54,7 @@ DATE = {"date_string": "02 Jan 2026"}
 VARIABLES = {"plain": DATE, "tools": {"tools": [WEATHER, CLOCK], **DATE}, "no thinking": {"enable_thinking": False, **DATE}}
 
 
-# What no published template does, or none of those above: macros, loop controls, arguments of tojson.
+# Constructs that no published template has, or none of those above: macros, loop controls, arguments of tojson.
 OWN = [
     "{% macro f(a, b=2, c=a) %}[{{ a }}{{ b }}{{ c }}]{% endmacro %}{{ f(1) }}{{ f(1, 3) }}{{ f(b=5, a=4) }}{{ f() }}{{ f(1) ~ f(2) | upper }}",
     "{% set x = 1 %}{% macro f() %}{{ x }}{{ y }}{% endmacro %}{{ f() }}{% set x = 2 %}{{ f() }}{% set y = 3 %}{{ f() }}",

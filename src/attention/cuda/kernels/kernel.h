@@ -20,7 +20,7 @@ class Kernel {
   virtual Status Launch(const LaunchChoice& choice, const KernelParams& params, const BoundCudaKv& kv,
                         cudaStream_t stream) const = 0;
 
-  // What the plan was made into: by its tasks, where those are what the kernel runs.
+  // The lowered plan: its tasks, where the kernel runs those.
   virtual std::string Explain(const LaunchChoice&, const LoweredView& lowered) const { return ExplainTasks(lowered); }
   virtual std::string Dump(const LaunchChoice&, const LoweredView& lowered) const { return DumpTasks(lowered); }
   virtual void Count(const LaunchChoice&, const LoweredView& lowered, PlanStats* stats) const { CountCuts(lowered, stats); }

@@ -1,4 +1,4 @@
-// What the kernel of short decode steps is compiled for, and its arguments. Layer: attention/cuda.
+// Variants of the kernel of short decode steps, and its arguments. Layer: attention/cuda.
 #pragma once
 
 #include <cstdint>

@@ -91,7 +91,7 @@ class KeptArray {
   explicit KeptArray(int64_t capacity) : values_(capacity), changed_(capacity) {}
 
   const T& operator[](int64_t i) const { return values_[i]; }
-  // What changes from now on is in changed().
+  // changed() has the changes from now on.
   void Begin() { changed_.Clear(); }
   // Whether it was another before.
   bool Put(int64_t i, const T& value) {

@@ -53,7 +53,7 @@ TEST(ChangedBlocks, RunsCoverWhatWasMarkedAndLittleElse) {
     ASSERT_LE(reached, count);
     ASSERT_LE(runs, blocks.max_runs());
     for (int64_t i = 0; i < count; ++i) ASSERT_TRUE(!marked[i] || covered[i]) << "round " << round << ", element " << i;
-    // What no mark is near is not copied.
+    // Elements without a mark near them are not copied.
     for (int64_t i = 0; i < count; ++i) {
       if (!covered[i]) continue;
       const int64_t from = std::max<int64_t>(0, i - 10 * kPerBlock), to = std::min(capacity, i + 10 * kPerBlock);

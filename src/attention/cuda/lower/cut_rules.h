@@ -1,6 +1,6 @@
-// The rules that plans are cut by on every GPU: what is tried, where trying ends, and how much sooner another choice must end. What
-// a card does is in its machine model (SmRates), and what a kernel's tiles are in kernel_config.h and plan_device.h: rules are in
-// units of these. docs/kernels/hopper_log.md has the measurements. Layer: attention/cuda.
+// The rules that plans are cut by on every GPU: what is tried, where trying ends, and how much sooner another choice must end. A
+// card's rates are in its machine model (SmRates), and a kernel's tiles in kernel_config.h and plan_device.h: rules are in units
+// of these. docs/kernels/hopper_log.md has the measurements. Layer: attention/cuda.
 #pragma once
 
 #include <array>
@@ -16,12 +16,12 @@ namespace coppice::attention::cuda {
 
 // Where stream tiles multiply eight rows at a time, items of more rows are dense from so many tokens on (docs/kernels/hopper.md,
 // "Kinds of items").
-inline constexpr int32_t kFewestWideDenseTokens = 2 * HopperKvTile(128);
+inline constexpr int32_t kFewestTwoColumnDenseTokens = 2 * HopperKvTile(128);
 // But not where they are so many tasks and dense tiles would compute all streamed tokens for as long as they take to start so many
 // times. With 10 starts they take 0.94 of the time of stream tiles, with 20 1.02 on an H100 and 1.05 on an H200
 // (bench/results/attention_wide_rows/2026-11-27_h100.txt, bench/results/attention_wide_rows/2026-11-25_h200.txt).
-inline constexpr int64_t kWideStreamTasksPerSm = 3;
-inline constexpr double kWideStreamStarts = 17;
+inline constexpr int64_t kTwoColumnTasksPerSm = 3;
+inline constexpr double kTwoColumnStarts = 17;
 
 // ------------------------------------------------------------------------------------------------------------- dense pieces
 
@@ -35,12 +35,12 @@ inline constexpr std::array<double, 11> kPieceShares = {1e9, 16.0, 8.0, 4.0, 2.0
 // kv heads are put together in one task while warps keep so many tasks, and up to so many tokens and heads: half or twice as many
 // tokens made short items slower. Those of an item of more than half of a stream tile's rows, which has more to store and to fold,
 // count so many times.
-inline constexpr int64_t kHeadTasksPerWarp = 3, kHeadTaskTokens = 4 * kStreamStepTokens, kMostTaskHeads = 8, kWideHeadWork = 8;
+inline constexpr int64_t kHeadTasksPerWarp = 3, kHeadTaskTokens = 4 * kStreamStepTokens, kMostTaskHeads = 8, kTwoColumnHeadWork = 8;
 
 // Most tasks by cutting: for them a plan has states of its own.
 inline constexpr int64_t kTasksPerStreamWarp = 8, kDenseTasksPerSm = 4;
 
-// -------------------------------------------------------------------------------------------------------------- divided SMs
+// -------------------------------------------------------------------------------------------------------------- SM partition
 
 // The fewest SMs that compute and how far apart the numbers tried are, as parts of all; dense pieces tried beside them are at most
 // so much worse where all SMs compute.
@@ -52,14 +52,14 @@ inline constexpr int64_t kTasksOfStreamingWarp = 5, kTokensOfLastPieces = kMaxSh
 inline constexpr double kLoneStep = 0.5;
 // Dense tasks of an SM that are simulated one by one; more even out by themselves.
 inline constexpr int64_t kSimulatedTasksPerSm = 6;
-// The part of the time before that another choice must be predicted to take: what is between two is noise; what side tiles take is
-// known to 3 %.
-inline constexpr double kWorthChanging = 0.99, kWorthSide = 0.97;
-// Side tasks of mean length in whose time an SM's side tiles idle before its dense tiles end: none is begun that might last longer,
-// with those that were drawn ahead. What they copy until then grows with the dense tiles' time by what side steps take, from 15 to
-// 19 us on, of tasks of 256 tokens (bench/results/attention_side/2026-11-27_h100_capacity.txt).
-inline constexpr double kSideTasksNotBegun = 1.5;
-// Where dense tiles end in this part of the step and are not cut further for it, streaming beside them is no risk: division must
+// The part of the time before that another choice must be predicted to take: a smaller difference is noise; the time of overlapped
+// tiles is known to 3 %.
+inline constexpr double kWorthChanging = 0.99, kWorthOverlap = 0.97;
+// An SM's overlapped tiles idle, before its dense tiles end, for the time of so many overlapped tasks of mean length: no task is
+// begun that might last longer, with those drawn ahead. The KV copied until then grows with the dense tiles' time by that of
+// overlapped steps, from 15 to 19 us on, of tasks of 256 tokens (bench/results/attention_side/2026-11-27_h100_capacity.txt).
+inline constexpr double kOverlappedTasksNotBegun = 1.5;
+// Where dense tiles end in this part of the step and are not cut further for it, overlapped streaming is no risk: a partition must
 // only be as good.
 inline constexpr double kDenseSoonDone = 0.3, kAsGood = 1.001;
 

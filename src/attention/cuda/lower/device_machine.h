@@ -10,7 +10,7 @@
 
 namespace coppice::attention::cuda {
 
-// What the driver says of a device.
+// A device, by its driver.
 struct DeviceDescription {
   std::string name;  // "NVIDIA H100 80GB HBM3"
   int32_t num_sms = 0;

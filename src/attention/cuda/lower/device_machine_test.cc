@@ -1,4 +1,4 @@
-// Which cards have rates of their own, and what others are told.
+// Cards that have rates of their own, and the message for others.
 #include "attention/cuda/lower/device_machine.h"
 
 #include <gtest/gtest.h>

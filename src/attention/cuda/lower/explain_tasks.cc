@@ -45,9 +45,9 @@ std::string ExplainTasks(const LoweredView& lowered) {
   std::string out;
   const PlanHeader& header = translator.header();
   const int32_t sms = translator.num_sms();
-  const char* const how = header.team != 0   ? ", each read by all stream warps of an SM"
-                          : header.side != 0 ? ", beside the dense ones too"
-                                             : "";
+  const char* const how = header.cooperative != 0  ? ", cooperative: all stream warps of an SM read each"
+                          : header.overlapped != 0 ? ", overlapped with the dense ones too"
+                                                   : "";
   Append(out, "runs on %d SMs: %d dense tasks on %d of them, %d stream tasks%s\n", sms, header.num_dense_tasks,
          header.num_dense_tasks > 0 ? std::min(header.dense_ctas, sms) : 0, header.num_stream_tasks, how);
   // Dense ones first, many rows first, long ones first.
@@ -79,8 +79,8 @@ std::string DumpTasks(const LoweredView& lowered) {
   tasks["dense_sms"] = header.num_dense_tasks > 0 ? std::min(header.dense_ctas, translator.num_sms()) : 0;
   tasks["dense_tasks"] = header.num_dense_tasks;
   tasks["stream_tasks"] = header.num_stream_tasks;
-  tasks["teams"] = header.team != 0;
-  tasks["side_tiles"] = header.side != 0;
+  tasks["cooperative"] = header.cooperative != 0;
+  tasks["overlapped_tiles"] = header.overlapped != 0;
   tasks["members"] = translator.num_members();
   tasks["contributions"] = translator.num_contributions();
   tasks["predicted_ns"] = PredictStepNs(lowered);

@@ -1,4 +1,4 @@
-// What a GPU runs of a plan, in numbers, words and as JSON: the same on a machine with the device and on one without. Layer:
+// A GPU's tasks of a plan, in numbers, words and as JSON: the same on a machine with the device and on one without. Layer:
 // attention/cuda.
 #pragma once
 

@@ -12,7 +12,7 @@
 namespace coppice::attention::cuda {
 namespace {
 
-// What no kernel of this backend does.
+// UNIMPLEMENTED for a spec that is beyond all kernels of this backend.
 Status CheckSpec(const AttentionSpec& spec) {
   if (spec.q_dtype != spec.kv_dtype || SizeOf(spec.q_dtype) != 2) {
     return Unimplemented("attention on CUDA: q is " + std::string(Name(spec.q_dtype)) + " and KV is " +
@@ -32,7 +32,7 @@ Status CheckSpec(const AttentionSpec& spec) {
   return OkStatus();
 }
 
-// What the Hopper kernel alone does not do; empty if it does this.
+// The reason why the Hopper kernel cannot run this; empty if it can.
 std::string WhyNotHopper(int major, int minor, const AttentionSpec& spec, int32_t page_size) {
   if (major != 9 || minor != 0) {
     return "compute capability " + std::to_string(major) + "." + std::to_string(minor) + "; it needs 9.0";
@@ -70,14 +70,14 @@ BackendTraits TraitsOf(const KernelChoice& kernel, const AttentionSpec& spec, in
           .dense_tile_rows = kDenseRows,
           .dense_min_rows = StreamRows(spec.deterministic) + 1,
           .dense_row_unit = kWarpgroupRows,
-          .stream_lanes = kStreamWarpsPerSm,
-          .team_lanes = hopper && !in_order ? kStreamWarpsPerSm : 0,
+          .stream_warps = kStreamWarpsPerSm,
+          .cooperative_warps = hopper && !in_order ? kStreamWarpsPerSm : 0,
           .max_item_rows = 0,  // PlanTranslator cuts them
           .kv_tile = kernel.kv_tile,
           .native_head_dim = kernel.head_dim,
           .stream_cache_share = hopper ? HopperStreamRate(kernel.head_dim) : 1.0f,
           .dense_latency = in_order ? kDeterministicDenseLatency : 1.0f,
-          .wide_stream_rows = in_order ? 1 : 0,
+          .two_column_rows = in_order ? 1 : 0,
           .max_set_contributions = MaxPlannedContributions(spec),
           .deterministic_unit = DeterministicUnit(kernel.path),
           .cuts_kv = true};

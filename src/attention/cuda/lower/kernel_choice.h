@@ -21,20 +21,20 @@ constexpr int PaddedHeadDim(int head_dim) { return head_dim <= 64 ? 64 : head_di
 constexpr int HopperKvTile(int head_dim) { return head_dim == 64 ? 192 : 128; }
 constexpr int MmaSyncKvTile(int head_dim) { return 4096 / head_dim; }
 
-// What its CTAs can do, and those of mma.sync cannot: read a task with all stream warps (team_lanes of its traits), compute on some
-// SMs while others stream, and multiply eight rows of a stream tile at a time, so that one of more rows takes longer
+// Its CTAs alone, not those of mma.sync, can read a task with all stream warps (cooperative_warps of its traits), compute
+// on some SMs while others stream, and multiply eight rows of a stream tile at a time, so that one of more rows takes longer
 // (stream_tile.cuh).
 constexpr KernelPath PathOf(const BackendTraits& traits) {
-  return traits.team_lanes > 0 ? KernelPath::kHopper : KernelPath::kMmaSync;
+  return traits.cooperative_warps > 0 ? KernelPath::kHopper : KernelPath::kMmaSync;
 }
 
 // Pages of fewer tokens are gathered (gather.cuh), by kernels of their own.
 inline constexpr int kBoxedPageSize = 8;
 
-// Whether plans of this spec may have side tiles (side_stream.cuh): Hopper's may, with head_dim 128; with 64, dense steps are too
-// long for the registers that it leaves. Where pages are gathered, the warp that side tiles would take brings half of the dense
-// tiles' KV.
-constexpr bool HasSideTiles(KernelPath path, const AttentionSpec& spec, int32_t page_size) {
+// Whether plans of this spec may have overlapped tiles (overlapped_stream.cuh): Hopper's may, with head_dim 128; with 64, dense
+// steps are too long for the registers that it leaves. Where pages are gathered, the warp that overlapped tiles would take brings
+// half of the dense tiles' KV.
+constexpr bool HasOverlappedTiles(KernelPath path, const AttentionSpec& spec, int32_t page_size) {
   return path == KernelPath::kHopper && !spec.deterministic && PaddedHeadDim(spec.head_dim) == 128 && page_size >= kBoxedPageSize;
 }
 
@@ -51,8 +51,8 @@ struct KernelChoice {
   bool gathers = false;  // Hopper's for pages of fewer than kBoxedPageSize tokens
 };
 
-// What serves `spec` over pages of this size on a device of compute capability major.minor: the Hopper kernel where it can, unless
-// `kernels` says otherwise. UNIMPLEMENTED, with the reason, if nothing does.
+// The kernel for `spec` over pages of this size on a device of compute capability major.minor: the Hopper kernel where it can,
+// unless `kernels` says otherwise. UNIMPLEMENTED, with the reason, if nothing does.
 Result<KernelChoice> ChooseKernel(CudaKernels kernels, int major, int minor, const AttentionSpec& spec, int32_t page_size);
 
 // Of a GPU, or part of one, with so many SMs.

@@ -12,11 +12,12 @@
 namespace coppice::attention::cuda {
 namespace {
 
-// Where each SM can have a stream task of its own, and no more, its warps read it as a team, a step each in turn: as much at once
-// as with a task a warp, but an eighth of the states to fold (docs/kernels/hopper.md, "Teams"). The length of a team's pieces:
-// whole items, or as many pieces as there are SMs; 0 where the stream warps of a CTA have a task each.
-int32_t ChooseTeamPiece(std::span<const QueuedItem> items, int64_t heads, const std::function<bool()>& merges, int num_sms,
-                        const SmCosts& costs) {
+// Where each SM can have a stream task of its own, and no more, the task is cooperative: the SM's warps read it, a step each in
+// turn. As much is under way as with a task a warp, with an eighth of the states to fold (docs/kernels/hopper.md, "Cooperative
+// stream tasks"). The length of its pieces: whole items, or as many pieces as there are SMs; 0 where the stream warps of a CTA have
+// a task each.
+int32_t ChooseCooperativePiece(std::span<const QueuedItem> items, int64_t heads, const std::function<bool()>& merges, int num_sms,
+                               const SmCosts& costs) {
   const auto blocks = [&](const QueuedItem& item) { return CeilDiv(item.rows, kStreamRows) * heads; };
   const auto tasks = [&](int32_t piece) {
     int64_t count = 0;
@@ -24,13 +25,13 @@ int32_t ChooseTeamPiece(std::span<const QueuedItem> items, int64_t heads, const 
     return count;
   };
   if (costs.path() != KernelPath::kHopper) return 0;
-  const std::optional<int64_t> tokens = TokensForTeams(items, heads, num_sms);
+  const std::optional<int64_t> tokens = CooperativeTokens(items, heads, num_sms);
   if (!tokens) return 0;
   int32_t longest = 1;
   for (const QueuedItem& item : items) longest = std::max(longest, item.tokens);
-  auto even = static_cast<int32_t>(RoundUp(EvenTeamPiece(*tokens, num_sms), kStreamStepTokens));
+  auto even = static_cast<int32_t>(RoundUp(EvenCooperativePiece(*tokens, num_sms), kStreamStepTokens));
   while (even < longest && tasks(even) > num_sms) even += kStreamStepTokens;
-  return static_cast<int32_t>(TeamPiece(longest, even, merges(), kStreamWarpsPerSm, costs.rates()));
+  return static_cast<int32_t>(CooperativePiece(longest, even, merges(), kStreamWarpsPerSm, costs.rates()));
 }
 
 void CutGuided(int32_t tokens, int32_t shortest, int32_t longest, int64_t most, std::vector<int32_t>& ends) {
@@ -62,7 +63,7 @@ StreamCuts ChooseStreamCuts(std::span<const QueuedItem> items, int32_t heads, co
   }
   const double tokens_per_warp = static_cast<double>(tokens) / (int64_t{num_sms} * kStreamWarpsPerSm);
   return {.pieces = StreamPiecesOf(tokens_per_warp, kStreamWarpsPerSm),
-          .team_piece = ChooseTeamPiece(items, heads, merges, num_sms, costs)};
+          .cooperative_piece = ChooseCooperativePiece(items, heads, merges, num_sms, costs)};
 }
 
 void CutEvenly(int32_t tokens, int64_t count, int64_t unit, std::vector<int32_t>& ends) {
@@ -81,8 +82,8 @@ void CutDenseItem(const QueuedItem& item, int32_t longest, int64_t most, const S
 }
 
 void CutStreamItem(const QueuedItem& item, const StreamCuts& cuts, int64_t most, const SmCosts& costs, std::vector<int32_t>& ends) {
-  if (cuts.team_piece > 0) {
-    CutEvenly(item.tokens, std::min<int64_t>(CeilDiv(item.tokens, cuts.team_piece), most), kStreamStepTokens, ends);
+  if (cuts.cooperative_piece > 0) {
+    CutEvenly(item.tokens, std::min<int64_t>(CeilDiv(item.tokens, cuts.cooperative_piece), most), kStreamStepTokens, ends);
     return;
   }
   if (item.tokens <= cuts.pieces.longest) return;

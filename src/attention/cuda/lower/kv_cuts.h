@@ -15,8 +15,8 @@ namespace coppice::attention::cuda {
 
 // How stream items are cut, in tokens.
 struct StreamCuts {
-  StreamPieces pieces;     // of a warp each, guided: half of what is left of an item, within these
-  int32_t team_piece = 0;  // > 0: the stream warps of a CTA read each task together, and pieces are this long
+  StreamPieces pieces;            // of a warp each, guided: half of what is left of an item, within these
+  int32_t cooperative_piece = 0;  // > 0: the stream warps of a CTA read each task together, and pieces are this long
 };
 
 // merges: whether a merge set has several items, even if these stay whole; asked only where that matters.

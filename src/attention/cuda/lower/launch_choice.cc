@@ -8,8 +8,8 @@ LaunchChoice ChooseLaunch(const PlanKernels& kernels, const LoweredView& lowered
   if (const ShortLaunch launch = ShortLaunchOf(kernels.traits, lowered.plan, forest)) {
     return {.kernel = KernelId::kShortDecode, .short_launch = launch};
   }
-  const bool with_side = kernels.has_side && lowered.translator.side();
-  return {.kernel = with_side ? KernelId::kPersistentWithSide : KernelId::kPersistent};
+  const bool overlaps = kernels.has_overlap && lowered.translator.overlapped();
+  return {.kernel = overlaps ? KernelId::kPersistentOverlapped : KernelId::kPersistent};
 }
 
 }  // namespace coppice::attention::cuda

@@ -12,9 +12,9 @@
 namespace coppice::attention::cuda {
 
 enum class KernelId : uint8_t {
-  kPersistent,          // Hopper's
-  kPersistentWithSide,  // the same with side tiles, for plans that have some
-  kShortDecode,         // for steps of few queries and tokens that share nothing
+  kPersistent,            // Hopper's
+  kPersistentOverlapped,  // the same with overlapped tiles, for plans that have some
+  kShortDecode,           // for steps of few queries and tokens that share nothing
   kMmaSync,
 };
 inline constexpr size_t kNumKernels = 4;
@@ -30,8 +30,8 @@ struct LaunchChoice {
 // The kernels that there are for a plan.
 struct PlanKernels {
   KernelPath path;
-  bool has_side = false;  // KernelId::kPersistentWithSide; without it kPersistent runs those plans too
-  BackendTraits traits;   // which say whether there is kShortDecode
+  bool has_overlap = false;  // KernelId::kPersistentOverlapped; without it kPersistent runs those plans too
+  BackendTraits traits;      // which say whether there is kShortDecode
 };
 
 // forest: of the step.

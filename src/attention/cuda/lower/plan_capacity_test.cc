@@ -55,7 +55,7 @@ class Lowered {
     CheckTasks(forest);
   }
   void LowerAtRandom(uint64_t seed) { translator_.LowerAtRandom(seed); }
-  bool under_pressure() const { return planner_->Explain().find("capacity pressure 0") == std::string::npos; }
+  bool is_coarsened() const { return planner_->Explain().find("coarsening level 0") == std::string::npos; }
   // Of the tasks of all steps, under each kv head: those that begin after others of their path, those with a mask, and the members
   // of sets with three contributions or more.
   struct Coverage {
@@ -146,7 +146,7 @@ PlannerOptions RandomOptions(std::mt19937& rng) {
   return {.policy = static_cast<SharePolicy>(rng() % 3), .force_sharing = rng() % 2 == 0};
 }
 
-// at_random: PlanTranslator::LowerAtRandom. What the forests cover is counted, so that a change cannot empty the test unseen.
+// at_random: PlanTranslator::LowerAtRandom. Covered cases are counted, so that a change cannot empty the test unseen.
 void RunForestsThatFillCapacities(bool at_random) {
   int64_t later = 0, masked = 0, deep_members = 0;
   for (uint32_t seed = 0; seed < 150; ++seed) {
@@ -185,7 +185,7 @@ TEST(PlanCapacity, RandomForestsThatFillThem) { RunForestsThatFillCapacities(/*a
 TEST(PlanCapacity, RandomForestsCutAtRandom) { RunForestsThatFillCapacities(/*at_random=*/true); }
 
 TEST(PlanCapacity, CombsDeeperThanStatesWereSizedFor) {
-  int under_pressure = 0;
+  int is_coarsened = 0;
   for (uint32_t seed = 0; seed < 24; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 rng(seed);
@@ -193,9 +193,9 @@ TEST(PlanCapacity, CombsDeeperThanStatesWereSizedFor) {
     const AttentionSpec spec = RandomSpec(rng);
     Lowered lowered(spec, forest.Capacity(), {.force_sharing = seed % 4 != 3}, seed % 5 == 0 ? 5 : 132);
     ASSERT_NO_FATAL_FAILURE(lowered.Step(forest));
-    under_pressure += lowered.under_pressure();
+    is_coarsened += lowered.is_coarsened();
   }
-  EXPECT_GT(under_pressure, 5) << "the cases ask for too little";
+  EXPECT_GT(is_coarsened, 5) << "the cases ask for too little";
 }
 
 // One request's rows, over so many tokens that every SM wants its own piece: each row may be cut into all of them.

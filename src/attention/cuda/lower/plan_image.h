@@ -48,7 +48,7 @@ constexpr bool operator==(const DeviceItem& a, const DeviceItem& b) {
 }
 constexpr bool operator==(const Task& a, const Task& b) { return a.item == b.item && a.first == b.first; }
 
-// What stands behind the plan's members and contributions begins at a multiple of so many, so that a few more move none of it.
+// Places behind the plan's members and contributions begin at a multiple of so many, so that a few more move none of it.
 inline constexpr int64_t kPlacesUnit = 256;
 
 // The step for which i -> (i * step mod 2^32) * n / 2^32 permutes 0 .. n - 1 such that any run of consecutive numbers comes from

@@ -1,6 +1,6 @@
 // Where the members of items and the contributions of merge sets stand in a plan's image: where the plan itself has them, which it
-// edits in place, so that what comes or goes moves nothing else and an upload stays small. What pieces need beyond stands behind.
-// Layer: attention/cuda.
+// edits in place, so that an item that comes or goes moves nothing else and an upload stays small. Further places of pieces stand
+// behind. Layer: attention/cuda.
 #pragma once
 
 #include <cstdint>

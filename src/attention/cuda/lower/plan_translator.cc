@@ -40,7 +40,7 @@ PlanTranslator::PlanTranslator(const AttentionSpec& spec, const PlanCapacity& ca
       images_(std::max(capacity.device_images, 1), DeviceImage(layout_)) {
   order_.items.reserve(pieces_.now.size());
   order_.sorting.reserve(pieces_.now.size());
-  plan_items_.told.reserve(sizes.max_items);
+  plan_items_.listed.reserve(sizes.max_items);
   piece_ends_.reserve(layout_.own_states / spec.num_kv_heads);  // a piece has a state at least
   placed_.now.reserve(pieces_.now.size());
   placed_.before.reserve(pieces_.now.size());
@@ -55,7 +55,7 @@ void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView&
   const bool all = revision_ == 0 || plan.revision == 0 || plan.changed_since > revision_;
   revision_ = plan.revision;
   TakeChanges(plan, all);
-  queued_.Collect(plan, plan_items_.told, forest, costs_);
+  queued_.Collect(plan, plan_items_.listed, forest, costs_);
   CutItems(plan);
   places_.Begin(plan);
   FindChanges(plan, all);
@@ -78,8 +78,8 @@ void PlanTranslator::TranslatePlan(const PlanView& plan, const PrefixForestView&
              .num_stream_tasks = static_cast<int32_t>(counts_.stream_tasks),
              .num_members = places_.members_end(),
              .num_contributions = places_.contributions_end(),
-             .side = shape_.side,
-             .team = shape_.team,
+             .overlapped = shape_.overlapped,
+             .cooperative = shape_.cooperative,
              .dense_ctas = shape_.dense_ctas};
 }
 
@@ -105,16 +105,16 @@ void PlanTranslator::WriteImage(std::byte* image, int number) {
 void PlanTranslator::CutItems(const PlanView& plan) {
   piece_ends_.clear();
   shape_.dense_ctas = num_sms_;
-  shape_.team = shape_.side = shape_.prompts_cut = false;
+  shape_.cooperative = shape_.overlapped = shape_.prompts_cut = false;
   if (spec_.deterministic) return;
   const auto merges = [&] {
     return std::ranges::any_of(plan.merge_sets, [](const MergeSet& set) { return set.contribution_count > 1; });
   };
   const StepCuts cuts = cutter_.Choose(queued_.items(), merges, layout_.own_states, costs_);
-  shape_.dense_ctas = cuts.division.dense_ctas;
-  shape_.team = cuts.stream.team_piece > 0;
-  shape_.side = cuts.division.side;
-  if (random_ && !queued_.items().empty()) DivideAtRandom();
+  shape_.dense_ctas = cuts.split.dense_ctas;
+  shape_.cooperative = cuts.stream.cooperative_piece > 0;
+  shape_.overlapped = cuts.split.overlapped;
+  if (random_ && !queued_.items().empty()) PartitionAtRandom();
   const int64_t heads = spec_.num_kv_heads;
   int64_t states = plan.num_states;
   const int64_t end_of_states = sizes_.max_states + layout_.own_states;
@@ -132,12 +132,12 @@ void PlanTranslator::CutItems(const PlanView& plan) {
   }
 }
 
-void PlanTranslator::DivideAtRandom() {
+void PlanTranslator::PartitionAtRandom() {
   const auto stream_rows = [](const QueuedItem& item) { return item.dense ? 0 : item.rows; };
   const auto widest = std::ranges::max(queued_.items(), {}, stream_rows);
   const bool dense = std::ranges::any_of(queued_.items(), &QueuedItem::dense);
-  shape_.team = false;
-  shape_.side = dense && cutter_.HasSide(costs_) && stream_rows(widest) <= kSideRows && (*random_)() % 2 == 0;
+  shape_.cooperative = false;
+  shape_.overlapped = dense && cutter_.HasOverlap(costs_) && stream_rows(widest) <= kOverlappedRows && (*random_)() % 2 == 0;
   shape_.dense_ctas = dense ? 1 + static_cast<int32_t>((*random_)() % num_sms_) : num_sms_;
 }
 
@@ -152,13 +152,13 @@ void PlanTranslator::CutAtRandom(const QueuedItem& item, int64_t most) {
 }
 
 void PlanTranslator::TakeChanges(const PlanView& plan, bool all) {
-  plan_items_.told.clear();
+  plan_items_.listed.clear();
   if (all) {
     for (const auto queue : {plan.compute_queue, plan.bandwidth_queue}) {
-      plan_items_.told.insert(plan_items_.told.end(), queue.begin(), queue.end());
+      plan_items_.listed.insert(plan_items_.listed.end(), queue.begin(), queue.end());
     }
   } else {
-    plan_items_.told.assign(plan.changed_items.begin(), plan.changed_items.end());
+    plan_items_.listed.assign(plan.changed_items.begin(), plan.changed_items.end());
   }
 }
 
@@ -166,20 +166,20 @@ void PlanTranslator::TakeChanges(const PlanView& plan, bool all) {
 // contributions and arrivals; those depend on all items of the set.
 void PlanTranslator::FindChanges(const PlanView& plan, bool all) {
   std::ranges::fill(plan_items_.changed, 0);
-  for (const int32_t id : plan_items_.told) plan_items_.changed[id] = 1;
+  for (const int32_t id : plan_items_.listed) plan_items_.changed[id] = 1;
   const auto change_set = [&](int32_t set) {
     const MergeSet& of = plan.merge_sets[set];
     for (const Contribution& c : plan.contributions.subspan(of.contribution_begin, of.contribution_count))
       plan_items_.changed[c.item] = 1;
   };
-  const auto told = [&](int32_t set) {
+  const auto listed = [&](int32_t set) {
     sets_.Change(set);
     change_set(set);
   };
   if (all) {
-    for (size_t set = 0; set < plan.merge_sets.size(); ++set) told(static_cast<int32_t>(set));
+    for (size_t set = 0; set < plan.merge_sets.size(); ++set) listed(static_cast<int32_t>(set));
   } else {
-    std::ranges::for_each(plan.changed_sets, told);
+    std::ranges::for_each(plan.changed_sets, listed);
   }
   for (const QueuedItem& queued : queued_.items()) {
     const int32_t id = queued.item;
@@ -195,7 +195,7 @@ void PlanTranslator::FindChanges(const PlanView& plan, bool all) {
   std::ranges::for_each(sets_.changed(), change_set);
 }
 
-// What an item adds to its sets.
+// Puts an item's contributions and arrivals into its sets.
 void PlanTranslator::PutParts(const PlanView& plan, int32_t item_id) {
   const WorkItem& item = plan.items[item_id];
   const ItemPieces& pieces = queued_.pieces(item_id);
@@ -340,9 +340,9 @@ void PlanTranslator::OrderItems(const PrefixForestView& forest) {
   // Heads of a short item go together, so that a task is worth its start; never to more than a piece's tokens.
   const int64_t most_heads = std::clamp(per_warp / kHeadTasksPerWarp, int64_t{1}, std::min(heads, kMostTaskHeads));
   for (DeviceItem& item : std::span(pieces_.now).first(counts_.items)) {
-    const int64_t work = std::max<int64_t>(tokens_of(item), 1) * (item.rows > kStreamRows / 2 ? kWideHeadWork : 1);
+    const int64_t work = std::max<int64_t>(tokens_of(item), 1) * (item.rows > kStreamRows / 2 ? kTwoColumnHeadWork : 1);
     item.head_count =
-        static_cast<uint16_t>(shape_.team || item.dense ? 1 : std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads));
+        static_cast<uint16_t>(shape_.cooperative || item.dense ? 1 : std::clamp(kHeadTaskTokens / work, int64_t{1}, most_heads));
   }
 }
 

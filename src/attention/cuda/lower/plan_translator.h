@@ -1,6 +1,6 @@
 // Translates a plan and the forest's live arrays into the form that the kernel reads (plan_device.h): items cut into pieces and
 // blocks of at most kDenseRows rows, tasks laid out so that blocks which read the same KV run side by side, states and tickets
-// resolved per member. What is joined, divided and cut is decided in queued_items, sm_division and kv_cuts. Host memory only;
+// resolved per member. queued_items, sm_partition and kv_cuts decide on joins, the partition and cuts. Host memory only;
 // plan_executor.cc copies what changed. Layer: attention/cuda.
 #pragma once
 
@@ -38,13 +38,13 @@ class PlanTranslator {
   // Goes by what the plan says of its changes since the one translated before: items are emitted again where they, their pieces or
   // the places of a set changed. REQUIRES: revisions of one plan; within the sizes given at creation, as a Planner's always are.
   void TranslatePlan(const PlanView& plan, const PrefixForestView& forest);
-  // For tests: plans translated from now on are cut and ordered at random, and SMs divided so, in place of what is fastest.
-  // Whatever is drawn is a plan that a kernel must run right.
+  // For tests: plans translated from now on are cut, ordered and partitioned at random, in place of the fastest way.
+  // Every draw is a plan that a kernel must run right.
   void LowerAtRandom(uint64_t seed) { random_.emplace(seed); }
   // Writes what device image `number` lacks of the plan last translated to `image`, any block of memory of the layout's size, and
   // lists it.
   void WriteImage(std::byte* image, int number = 0);
-  // What WriteImage wrote.
+  // The parts that WriteImage wrote.
   std::span<const ByteRange> changes() const { return changes_; }
   // The device image may lack what was written: the next time all of it is.
   void Forget(int number) { images_[number].known = false; }
@@ -56,8 +56,8 @@ class PlanTranslator {
   const QueuedItems& queued() const { return queued_; }
   int num_sms() const { return num_sms_; }
   const AttentionSpec& spec() const { return spec_; }
-  bool team() const { return shape_.team; }
-  bool side() const { return shape_.side; }
+  bool cooperative() const { return shape_.cooperative; }
+  bool overlapped() const { return shape_.overlapped; }
   // Where the pieces of a queued item but the last one end, from where it begins.
   std::span<const int32_t> PieceEnds(int32_t item) const {
     const ItemPieces& pieces = queued_.pieces(item);
@@ -98,7 +98,7 @@ class PlanTranslator {
     uint32_t place;  // the first one first
     int32_t item;    // of PieceList::now
   };
-  // What a device image lacks of what was translated.
+  // Parts of the translation that a device image lacks.
   struct DeviceImage {
     explicit DeviceImage(const PlanLayout& layout)
         : dense_tasks(layout.max_tasks),
@@ -113,8 +113,8 @@ class PlanTranslator {
   // How the CTAs of a launch take the plan's tasks.
   struct Shape {
     int32_t dense_ctas = 0;    // that take dense tasks
-    bool team = false;         // the stream warps of a CTA read each task together
-    bool side = false;         // CTAs take stream tasks beside their dense ones
+    bool cooperative = false;  // the stream warps of a CTA read each task together
+    bool overlapped = false;   // CTAs overlap stream tasks with their dense ones
     bool prompts_cut = false;  // tiles of one prompt have several pieces
   };
   struct Counts {
@@ -132,7 +132,7 @@ class PlanTranslator {
     std::vector<Emitted> emitted;
     std::vector<Blocks> blocks;
     std::vector<uint8_t> changed;  // to be emitted again
-    std::vector<int32_t> told;     // those that changed, as the plan says
+    std::vector<int32_t> listed;   // those that changed, as the plan says
   };
   struct Placed {
     std::vector<PlacedItem> now, before;  // in task order; of the plan before
@@ -144,7 +144,7 @@ class PlanTranslator {
   void CutItems(const PlanView& plan);
   // Appends the ends of a range's pieces.
   void CutAtRandom(const QueuedItem& item, int64_t most);
-  void DivideAtRandom();
+  void PartitionAtRandom();
   // Marks the items that are emitted again. all: of whatever was before nothing is known.
   void FindChanges(const PlanView& plan, bool all);
   void PutParts(const PlanView& plan, int32_t item);

@@ -47,12 +47,12 @@ constexpr int kSms = 132;
 class Translated {
  public:
   explicit Translated(const TestForest& forest, SharePolicy policy = SharePolicy::kTree, const AttentionSpec& spec = kSpec,
-                      bool side_tiles = true, const BackendTraits& traits = H200Traits()) {
+                      bool overlapped_tiles = true, const BackendTraits& traits = H200Traits()) {
     auto planner = Planner::Create(spec, forest.Capacity(), {.policy = policy}, traits, ShippedMachineModel("h200", kSms).value());
     EXPECT_TRUE(planner.ok()) << planner.status().ToString();
     EXPECT_TRUE((*planner)->Update(forest.Forest()).ok());
     SmRates rates = (*planner)->machine().sm;
-    if (!side_tiles) rates.side_step_ns = 1e12;
+    if (!overlapped_tiles) rates.overlapped_step_ns = 1e12;
     PlanTranslator translator(spec, forest.Capacity(), (*planner)->sizes(), rates, traits);
     image_.resize(translator.layout().bytes + 64);
     std::byte* image = image_.data() + (64 - reinterpret_cast<uintptr_t>(image_.data()) % 64);
@@ -60,7 +60,7 @@ class Translated {
     translator.WriteImage(image);
     translator.TranslateLengths(forest.Forest(), image);
     const auto& header = *reinterpret_cast<const PlanHeader*>(image + translator.layout().header);
-    dense_ctas = header.dense_ctas, team = header.team != 0, side = header.side != 0;
+    dense_ctas = header.dense_ctas, cooperative = header.cooperative != 0, overlapped = header.overlapped != 0;
     const auto tasks = [&](size_t offset, int64_t count) {
       return std::span(reinterpret_cast<const Task*>(image + offset), static_cast<size_t>(count));
     };
@@ -75,7 +75,7 @@ class Translated {
 
   std::span<const Task> dense, stream;
   int32_t dense_ctas = 0;
-  bool team = false, side = false;
+  bool cooperative = false, overlapped = false;
 
  private:
   std::vector<std::byte> image_;
@@ -153,7 +153,7 @@ TestForest OnePrefix(int32_t prefix, int32_t own, int requests) {
   return forest;
 }
 
-TEST(PlanUpload, SmsAreDividedWhereDenseAndStreamingWorkAreLong) {
+TEST(PlanUpload, SmsArePartitionedWhereDenseAndStreamingWorkAreLong) {
   constexpr AttentionSpec kAllHeads{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
   const Translated plan(OnePrefix(32768, 256, 1024), SharePolicy::kTree, kAllHeads);
   EXPECT_LT(plan.dense_ctas, kSms);
@@ -162,18 +162,18 @@ TEST(PlanUpload, SmsAreDividedWhereDenseAndStreamingWorkAreLong) {
   EXPECT_LT(rounds * plan.dense_ctas - tasks, rounds) << tasks << " dense tasks on " << plan.dense_ctas << " SMs: whole rounds";
 }
 
-// Cases whose best division was measured (docs/kernels/hopper.md, "SMs divided"), in kernels without side tiles.
-TEST(PlanUpload, ShorterStepsAreDividedToo) {
+// Cases whose best split was measured (docs/kernels/hopper.md, "SM partition"), in kernels without overlapped tiles.
+TEST(PlanUpload, ShorterStepsArePartitionedToo) {
   constexpr AttentionSpec kAllHeads{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
   constexpr AttentionSpec kGrouped{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
-  EXPECT_EQ(Translated(OnePrefix(32768, 256, 256), SharePolicy::kTree, kAllHeads, /*side_tiles=*/false).dense_ctas, 96);
-  EXPECT_EQ(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped, /*side_tiles=*/false).dense_ctas, 86);
-  EXPECT_EQ(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, kGrouped, /*side_tiles=*/false).dense_ctas, kSms)
+  EXPECT_EQ(Translated(OnePrefix(32768, 256, 256), SharePolicy::kTree, kAllHeads, /*overlapped_tiles=*/false).dense_ctas, 96);
+  EXPECT_EQ(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped, /*overlapped_tiles=*/false).dense_ctas, 86);
+  EXPECT_EQ(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, kGrouped, /*overlapped_tiles=*/false).dense_ctas, kSms)
       << "computation is the longer part";
 }
 
 // A chunk of so many queries that ends a prompt, beside requests of as many tokens as the prompt that decode.
-TestForest ChunkBeside(int32_t queries, int32_t tokens, int requests) {
+TestForest ChunkWithDecode(int32_t queries, int32_t tokens, int requests) {
   TestForest forest;
   forest.AddBranch(kNoParent, tokens, queries);
   for (int i = 0; i < requests; ++i) forest.AddBranch(kNoParent, tokens, 1);
@@ -181,10 +181,10 @@ TestForest ChunkBeside(int32_t queries, int32_t tokens, int requests) {
 }
 
 // A prompt of 2,048 tokens beside 128 requests of as many (H1 of docs/kernels/overlap.md): few items, but long ones, which are cut.
-TEST(PlanUpload, SmsAreDividedWhereFewItemsAreLong) {
+TEST(PlanUpload, SmsArePartitionedWhereFewItemsAreLong) {
   constexpr AttentionSpec kSevenRows{.num_qo_heads = 28, .num_kv_heads = 4, .head_dim = 128};
-  const Translated plan(ChunkBeside(2048, 2048, 128), SharePolicy::kTree, kSevenRows);
-  EXPECT_TRUE(plan.side);
+  const Translated plan(ChunkWithDecode(2048, 2048, 128), SharePolicy::kTree, kSevenRows);
+  EXPECT_TRUE(plan.overlapped);
   EXPECT_LT(plan.dense_ctas, kSms - 16);
   EXPECT_GE(plan.dense_ctas, kSms / 2);
 }
@@ -192,7 +192,7 @@ TEST(PlanUpload, SmsAreDividedWhereFewItemsAreLong) {
 // A chunk whose tiles are done early has nothing to gain from more pieces, which cost states and folds.
 TEST(PlanUpload, AShortChunkBesideManyRequestsIsNotCut) {
   constexpr AttentionSpec kGrouped{.num_qo_heads = 16, .num_kv_heads = 4, .head_dim = 128};
-  const Translated plan(ChunkBeside(512, 4096, 441), SharePolicy::kTree, kGrouped);
+  const Translated plan(ChunkWithDecode(512, 4096, 441), SharePolicy::kTree, kGrouped);
   EXPECT_EQ(plan.dense.size(), 64u) << "16 tiles under each kv head";
   EXPECT_LE(plan.dense_ctas, 64);
 }
@@ -226,7 +226,7 @@ TEST(PlanUpload, TilesOfAPromptAreCutAtTheSamePlaces) {
   }
 }
 
-// Whatever prompts lie beside whatever requests, the tasks of a tile read all that its rows see, once.
+// With any prompts beside any requests, the tasks of a tile read all tokens that its rows see, once.
 TEST(PlanUpload, PiecesOfATileReadItOnce) {
   int cut = 0;
   for (uint32_t seed = 0; seed < 60; ++seed) {
@@ -281,8 +281,8 @@ TEST(PlanUpload, TheLastPieceOfATileIsNoRemnant) {
   }
 }
 
-// Whose CTAs with dense tasks stream beside them, by measurement (docs/kernels/overlap.md).
-TEST(PlanUpload, SideTilesWhereDenseTasksAreLong) {
+// Steps whose CTAs overlap streaming with dense tasks, by measurement (docs/kernels/overlap.md).
+TEST(PlanUpload, OverlappedTilesWhereDenseTasksAreLong) {
   constexpr AttentionSpec kAllHeads{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
   constexpr AttentionSpec kGrouped{.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};
   constexpr AttentionSpec kOneHead{.num_qo_heads = 8, .num_kv_heads = 1, .head_dim = 128};
@@ -290,18 +290,18 @@ TEST(PlanUpload, SideTilesWhereDenseTasksAreLong) {
   half.head_dim = 64;
   exact.deterministic = true;
   wide.num_qo_heads = 72;
-  EXPECT_TRUE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, kGrouped).side);
-  EXPECT_TRUE(Translated(OnePrefix(32768, 256, 1024), SharePolicy::kTree, kAllHeads).side);
-  EXPECT_TRUE(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped).side);
-  EXPECT_TRUE(Translated(OnePrefix(32768, 512, 256), SharePolicy::kTree, kOneHead).side);
-  EXPECT_FALSE(Translated(OnePrefix(32768, 2048, 256), SharePolicy::kTree, kOneHead).side)
+  EXPECT_TRUE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, kGrouped).overlapped);
+  EXPECT_TRUE(Translated(OnePrefix(32768, 256, 1024), SharePolicy::kTree, kAllHeads).overlapped);
+  EXPECT_TRUE(Translated(OnePrefix(8192, 256, 256), SharePolicy::kTree, kGrouped).overlapped);
+  EXPECT_TRUE(Translated(OnePrefix(32768, 512, 256), SharePolicy::kTree, kOneHead).overlapped);
+  EXPECT_FALSE(Translated(OnePrefix(32768, 2048, 256), SharePolicy::kTree, kOneHead).overlapped)
       << "most streams outlast the dense tasks";
-  EXPECT_FALSE(Translated(OnePrefix(2048, 32, 1024), SharePolicy::kTree, kGrouped).side) << "short dense tasks";
-  EXPECT_FALSE(Translated(OnePrefix(16384, 0, 1024), SharePolicy::kTree, kGrouped).side) << "nothing streams";
-  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kStore, kGrouped).side) << "nothing is dense";
-  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, half).side) << "no kernel has them";
-  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, exact).side) << "deterministic mode";
-  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, wide).side) << "nine rows of a request";
+  EXPECT_FALSE(Translated(OnePrefix(2048, 32, 1024), SharePolicy::kTree, kGrouped).overlapped) << "short dense tasks";
+  EXPECT_FALSE(Translated(OnePrefix(16384, 0, 1024), SharePolicy::kTree, kGrouped).overlapped) << "nothing streams";
+  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kStore, kGrouped).overlapped) << "nothing is dense";
+  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, half).overlapped) << "no kernel has them";
+  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, exact).overlapped) << "deterministic mode";
+  EXPECT_FALSE(Translated(OnePrefix(16384, 128, 1024), SharePolicy::kTree, wide).overlapped) << "nine rows of a request";
 }
 
 TEST(SpreadStep, AnyRunOfNumbersIsSpreadEvenly) {
@@ -342,7 +342,7 @@ TEST(SmCosts, MemoryIsSharedOutSoftlyNearItsRate) {
   }
 }
 
-TEST(PlanUpload, SmsAreNotDividedWhereOneKindOfWorkIsShort) {
+TEST(PlanUpload, SmsAreNotPartitionedWhereOneKindOfWorkIsShort) {
   EXPECT_EQ(Translated(OnePrefix(8192, 256, 256)).dense_ctas, kSms) << "few stream tasks";
   EXPECT_EQ(Translated(OnePrefix(64, 256, 256)).dense_ctas, kSms) << "hardly a prefix";
   EXPECT_EQ(Translated(OnePrefix(32768, 1, 1024)).dense_ctas, kSms) << "hardly more than a prefix";
@@ -395,19 +395,19 @@ TEST(ChooseKinds, RangesOfMoreThanEightRowsAreDense) {
       EXPECT_FALSE(dense.back());
     }
   }
-  EXPECT_FALSE(AreDense({{16, 8192}}).front()) << "teams read it";
-  EXPECT_TRUE(AreDense({{16, 8192}, {40, 8192}}).front()) << "no teams beside dense tiles";
+  EXPECT_FALSE(AreDense({{16, 8192}}).front()) << "a cooperative task";
+  EXPECT_TRUE(AreDense({{16, 8192}, {40, 8192}}).front()) << "no cooperative tasks with dense tiles";
   EXPECT_FALSE(AreDense(with_suffixes(16, 8192), CudaKernels::kMmaSync).front()) << "mma.sync multiplies sixteen rows at a time";
   EXPECT_FALSE(AreDense(with_suffixes(8, 8192), CudaKernels::kAuto, /*deterministic=*/true).front());
 }
 
 TEST(ChooseKinds, ManyRangesOfFewRowsAreReadByStreamTilesWhereDenseOnesComputeLong) {
   constexpr int64_t kHeads = 32;  // as AreDense has them
-  const auto enough = static_cast<int32_t>(CeilDiv(kWideStreamTasksPerSm * kSms, kHeads));
+  const auto enough = static_cast<int32_t>(CeilDiv(kTwoColumnTasksPerSm * kSms, kHeads));
   const SmRates rates = ShippedMachineModel("h200", kSms).value().sm;
   const double token_ns = 4.0 * 128 * 128 * 1e9 * kSms / rates.dense_flops_per_s;  // of a block of 128 rows
   const auto tokens =
-      static_cast<int32_t>(kWideStreamStarts * rates.dense_task_ns * kSms / (token_ns * static_cast<double>(enough * kHeads)));
+      static_cast<int32_t>(kTwoColumnStarts * rates.dense_task_ns * kSms / (token_ns * static_cast<double>(enough * kHeads)));
   const auto first_of = [](int32_t ranges, int32_t each) -> bool {
     return AreDense(std::vector(ranges, std::pair<int32_t, int32_t>(16, each))).front();
   };
@@ -447,17 +447,17 @@ TestForest Unshared(int32_t tokens, int requests) {
   return forest;
 }
 
-TEST(PlanUpload, TeamsReadWhereEachSmHasATaskAtMost) {
+TEST(PlanUpload, TasksAreCooperativeWhereEachSmHasOneAtMost) {
   for (const int32_t tokens : {1, 100, 500, 1000, 5000, 60000}) {
     for (const int requests : {1, 5, kSms / kSpec.num_kv_heads}) {
       SCOPED_TRACE(std::to_string(requests) + " requests of " + std::to_string(tokens));
       const TestForest forest = Unshared(tokens, requests);
       const Translated plan(forest);
       if (int64_t{tokens} * requests * kSpec.num_kv_heads > 16384 * kSms) {
-        EXPECT_FALSE(plan.team);
+        EXPECT_FALSE(plan.cooperative);
         continue;
       }
-      ASSERT_TRUE(plan.team);
+      ASSERT_TRUE(plan.cooperative);
       EXPECT_TRUE(plan.dense.empty());
       EXPECT_LE(std::ssize(plan.stream), kSms);
       EXPECT_GT(2 * std::ssize(plan.stream), std::min<int64_t>(kSms, requests * kSpec.num_kv_heads * (tokens / 512))) << "SMs idle";
@@ -476,26 +476,26 @@ TEST(PlanUpload, TeamsReadWhereEachSmHasATaskAtMost) {
 }
 
 TEST(PlanUpload, WarpsWorkAloneWhereThereAreMoreTasksThanSms) {
-  EXPECT_TRUE(Translated(Unshared(1000, kSms / kSpec.num_kv_heads)).team);
-  EXPECT_FALSE(Translated(Unshared(1000, kSms / kSpec.num_kv_heads + 1)).team);
-  EXPECT_FALSE(Translated(OnePrefix(8192, 10, 30)).team) << "a dense task";
+  EXPECT_TRUE(Translated(Unshared(1000, kSms / kSpec.num_kv_heads)).cooperative);
+  EXPECT_FALSE(Translated(Unshared(1000, kSms / kSpec.num_kv_heads + 1)).cooperative);
+  EXPECT_FALSE(Translated(OnePrefix(8192, 10, 30)).cooperative) << "a dense task";
 }
 
 // sm80_kernel.cuh: every CTA takes dense tiles, then streams, each warp a task of its own.
-TEST(PlanUpload, MmaSyncHasNeitherTeamsNorDividedSms) {
+TEST(PlanUpload, MmaSyncHasNeitherCooperativeTasksNorAPartition) {
   constexpr AttentionSpec kAllHeads{.num_qo_heads = 32, .num_kv_heads = 32, .head_dim = 128};
   const KernelChoice kernel = ChooseKernel(CudaKernels::kMmaSync, 9, 0, kAllHeads, /*page_size=*/16).value();
   const BackendTraits mma_sync = TraitsOf(kernel, kAllHeads, kSms);
   const auto translated = [&](const TestForest& forest, const BackendTraits& traits) {
-    return Translated(forest, SharePolicy::kTree, kAllHeads, /*side_tiles=*/true, traits);
+    return Translated(forest, SharePolicy::kTree, kAllHeads, /*overlapped_tiles=*/true, traits);
   };
   const TestForest few = Unshared(1000, 4), long_steps = OnePrefix(32768, 256, 1024);
-  ASSERT_TRUE(translated(few, H200Traits()).team);
-  EXPECT_FALSE(translated(few, mma_sync).team);
+  ASSERT_TRUE(translated(few, H200Traits()).cooperative);
+  EXPECT_FALSE(translated(few, mma_sync).cooperative);
   ASSERT_LT(translated(long_steps, H200Traits()).dense_ctas, kSms);
   const Translated plan = translated(long_steps, mma_sync);
   EXPECT_EQ(plan.dense_ctas, kSms);
-  EXPECT_FALSE(plan.side);
+  EXPECT_FALSE(plan.overlapped);
 }
 
 TEST(CountCuts, CountsPiecesAndTheirStates) {
@@ -517,7 +517,7 @@ TEST(CountCuts, CountsPiecesAndTheirStates) {
 
 // ------------------------------------------------------------------------------------------------------------------------ edits
 
-// What the device has of a plan.
+// A plan as it lies in device memory.
 class Image {
  public:
   explicit Image(const PlanLayout& layout) : layout_(layout), memory_(std::make_unique_for_overwrite<std::byte[]>(layout.bytes)) {}
@@ -609,7 +609,7 @@ TEST(PlanUpload, PageSizesHaveTheSameTasks) {
     for (int32_t i = 0; i < 90; ++i) forest.AddBranch(i % 3 == 0 ? inner : root, 1 + i * 13 % 600, i % 7 == 0 ? 5 : 1);
     return forest;
   };
-  // Of those that are gathered plans have no side tiles.
+  // Plans of gathered pages have no overlapped tiles.
   for (const auto& [usual_size, page_size] : {std::pair{1, 2}, {1, 4}, {16, 8}, {16, 256}}) {
     const TestForest usual = forest_of(usual_size), other = forest_of(page_size);
     const Translated plan(usual);
@@ -617,7 +617,7 @@ TEST(PlanUpload, PageSizesHaveTheSameTasks) {
     ASSERT_FALSE(plan.stream.empty());
     const Translated of_other(other);
     EXPECT_EQ(of_other.dense_ctas, plan.dense_ctas);
-    EXPECT_EQ(of_other.side, plan.side);
+    EXPECT_EQ(of_other.overlapped, plan.overlapped);
     const auto expect_same = [&](std::span<const Task> tasks, std::span<const Task> expected) {
       ASSERT_EQ(tasks.size(), expected.size());
       for (size_t i = 0; i < tasks.size(); ++i) {

@@ -23,7 +23,7 @@ void CutStep::Add(const QueuedItem& item, std::span<const int32_t> piece_ends, i
   longest = std::max(longest, item.tokens - begin);
   most_states_ = std::max(most_states_, states);
   if (item.dense) {
-    chains_.dense_pieces += item.blocks * (std::ssize(piece_ends) + 1);
+    critical_path_.dense_pieces += item.blocks * (std::ssize(piece_ends) + 1);
     AddDense(item, longest, states);
   } else {
     AddStream(item, longest, states);
@@ -35,8 +35,8 @@ void CutStep::AddDense(const QueuedItem& item, int32_t longest, int32_t states) 
   shape_.dense_tasks += item.blocks;
   shape_.dense_row_tokens += cost_.tiles().ComputedRows(kDense, item.rows) * cost_.tiles().ComputedTokens(kDense, item.tokens);
   shape_.dense_item_tokens += item.tokens;
-  chains_.longest_dense_ns =
-      std::max(chains_.longest_dense_ns, cost_.PieceNs(kDense, item.rows, longest) + FoldNs(kDense, item.rows, states));
+  critical_path_.longest_dense_ns =
+      std::max(critical_path_.longest_dense_ns, cost_.PieceNs(kDense, item.rows, longest) + FoldNs(kDense, item.rows, states));
 }
 
 // A block of rows reads the range for itself.
@@ -46,22 +46,22 @@ void CutStep::AddStream(const QueuedItem& item, int32_t longest, int32_t states)
   shape_.stream_tasks += blocks;
   shape_.stream_tokens += blocks * item.tokens;
   shape_.stream_row_tokens += int64_t{item.rows} * item.tokens;
-  if (cost_.tiles().IsWide(rows)) shape_.wide_stream_tasks += blocks;
+  if (cost_.tiles().IsTwoColumn(rows)) shape_.two_column_tasks += blocks;
   longest_piece_ = std::max(longest_piece_, longest);
-  chains_.longest_stream_ns = std::max(chains_.longest_stream_ns, cost_.PieceNs(kStream, rows, longest));
-  chains_.longest_fold_ns = std::max(chains_.longest_fold_ns, FoldNs(kStream, rows, states));
+  critical_path_.longest_stream_ns = std::max(critical_path_.longest_stream_ns, cost_.PieceNs(kStream, rows, longest));
+  critical_path_.longest_fold_ns = std::max(critical_path_.longest_fold_ns, FoldNs(kStream, rows, states));
 }
 
-// By whoever of the set's tasks arrives last.
+// By the set's task that arrives last.
 double CutStep::FoldNs(ItemKind kind, int64_t rows, int32_t states) const {
   return states > 1 ? cost_.FoldNs(kind, rows, states) : 0;
 }
 
-double CutStep::Ns(bool team) const {
+double CutStep::Ns(bool cooperative) const {
   StepShape shape = shape_;
   shape.read_tokens = std::llround(memory_tokens_);
-  return team && cost_.team_lanes() > 0 ? TeamsStepNs(cost_, shape, longest_piece_, most_states_ > 1)
-                                        : LanesStepNs(cost_, shape, chains_);
+  return cooperative && cost_.cooperative_warps() > 0 ? CooperativeStepNs(cost_, shape, longest_piece_, most_states_ > 1)
+                                                      : WarpTasksStepNs(cost_, shape, critical_path_);
 }
 
 double PredictStepNs(const LoweredView& lowered) {
@@ -74,7 +74,7 @@ double PredictStepNs(const LoweredView& lowered) {
   for (const MergeSet& set : plan.merge_sets) {
     if (set.contribution_count > 1) step.AddMerges(1, int64_t{translator.queued().RowsOf(set)} * set.contribution_count);
   }
-  return step.Ns(translator.team());
+  return step.Ns(translator.cooperative());
 }
 
 }  // namespace coppice::attention::cuda

@@ -11,7 +11,7 @@
 
 namespace coppice::attention::cuda {
 
-// What the tasks of a step add up to, and the longest of them.
+// The sums of a step's tasks, and the longest of them.
 class CutStep {
  public:
   // cost: with latencies, and outlives this. stream_rows: rows of a stream tile.
@@ -20,10 +20,10 @@ class CutStep {
   // A range cut at these ends and at its own. states: contributions, pieces counted one by one, of the first of its merge sets;
   // the others have as many or nearly so.
   void Add(const QueuedItem& item, std::span<const int32_t> piece_ends, int32_t states);
-  // Merge sets of so many rows in all whose contributions are several ranges: how these are cut is in the chains.
+  // Merge sets of so many rows in all whose contributions are several ranges: their cuts are in the critical path.
   void AddMerges(int64_t sets, int64_t state_rows) { shape_.merges += sets, shape_.state_rows += state_rows; }
-  // team: the stream warps of an SM read each task together.
-  double Ns(bool team) const;
+  // cooperative: the stream warps of an SM read each task together.
+  double Ns(bool cooperative) const;
 
  private:
   void AddDense(const QueuedItem& item, int32_t longest, int32_t states);
@@ -33,7 +33,7 @@ class CutStep {
   const CostModel& cost_;
   int32_t stream_rows_;
   StepShape shape_;
-  StepChains chains_;
+  CriticalPath critical_path_;
   double memory_tokens_ = 0;
   int32_t longest_piece_ = 0, most_states_ = 1;
 };

@@ -1,4 +1,4 @@
-// Kinds of items, the tiles of prompts, and who reads what. Layer: attention/cuda.
+// Kinds of items, the tiles of prompts, and the reads of each. Layer: attention/cuda.
 #include "attention/cuda/lower/queued_items.h"
 
 #include <algorithm>

@@ -28,7 +28,7 @@ void SetTotals::Place(const PlanView& plan, PlanPlaces& places) {
     num_contributions_ += total.count - totals_[set].count;
     if (std::exchange(totals_[set], total) != total) open_[set] = kChanged;
   }
-  // What one set takes moves those behind it.
+  // Contributions of one set move those of the sets behind it.
   for (size_t set = 0; set < plan.merge_sets.size(); ++set) {
     SetTotal& total = totals_[set];
     const int32_t begin = places.TakeContributions(plan.merge_sets[set], total.count);

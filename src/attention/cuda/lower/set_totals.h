@@ -1,4 +1,4 @@
-// What the items of a plan come to at each of its merge sets: contributions, pieces counted one by one, the tickets that complete
+// Totals of a plan's items at each of its merge sets: contributions, pieces counted one by one, the tickets that complete
 // the set, and where its contributions stand. Kept from plan to plan: only sets whose items changed are added up again.
 // Layer: attention/cuda.
 #pragma once

@@ -1,5 +1,5 @@
-// What work costs one SM, by the rates of the machine's card: the arithmetic that the translation of plans weighs kinds and cuts
-// with. Decides nothing. Layer: attention/cuda. docs/kernels/hopper.md, "SMs divided", has the model and its fit.
+// The cost of work for one SM, by the rates of the machine's card: the arithmetic that the translation of plans weighs kinds and
+// cuts with. Decides nothing. Layer: attention/cuda. docs/kernels/hopper.md, "SM partition", has the model and its fit.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class SmCosts {
   double sm_memory_bytes_per_ns() const { return memory_bytes_per_ns_ / rates_.num_sms; }
   // The part that each gets of what it asks the memory for, all together so many bytes a nanosecond: all of it far below the
   // memory's rate, no more than that rate far above, and 0.92 at the rate itself, near which requests queue before the bus is full.
-  // The form is one for all cards: it fits divided steps on an H200 and an H100 (docs/kernels/hopper.md, "SMs divided").
+  // The form is one for all cards: it fits partitioned steps on an H200 and an H100 (docs/kernels/hopper.md, "SM partition").
   double MemoryShare(double bytes_per_ns) const {
     const double demand = bytes_per_ns / memory_bytes_per_ns_, squared = demand * demand, fourth = squared * squared;
     return 1 / std::sqrt(std::sqrt(std::sqrt(1 + fourth * fourth)));

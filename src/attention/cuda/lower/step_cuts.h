@@ -10,14 +10,14 @@
 #include "attention/cuda/lower/kernel_choice.h"
 #include "attention/cuda/lower/kv_cuts.h"
 #include "attention/cuda/lower/sm_costs.h"
-#include "attention/cuda/lower/sm_division.h"
+#include "attention/cuda/lower/sm_partition.h"
 #include "attention/cuda/lower/step_ranges.h"
 #include "coppice/attention/attention.h"
 
 namespace coppice::attention::cuda {
 
 struct StepCuts {
-  Division division;
+  SmSplit split;
   StreamCuts stream;
 };
 
@@ -25,10 +25,10 @@ struct StepCuts {
 class StepCutter {
  public:
   StepCutter(const AttentionSpec& spec, int32_t page_size, int num_sms, int32_t max_items)
-      : spec_(spec), page_size_(page_size), num_sms_(num_sms), division_(num_sms, spec.num_kv_heads, max_items) {}
+      : spec_(spec), page_size_(page_size), num_sms_(num_sms), partition_(num_sms, spec.num_kv_heads, max_items) {}
 
-  // Whether plans may have side tiles.
-  bool HasSide(const SmCosts& costs) const { return HasSideTiles(costs.path(), spec_, page_size_); }
+  // Whether plans may have overlapped tiles.
+  bool HasOverlap(const SmCosts& costs) const { return HasOverlappedTiles(costs.path(), spec_, page_size_); }
   // most_states: partial states that dense pieces may have. merges: as for ChooseStreamCuts.
   StepCuts Choose(std::span<const QueuedItem> items, const std::function<bool()>& merges, int64_t most_states,
                   const SmCosts& costs);
@@ -37,7 +37,7 @@ class StepCutter {
   AttentionSpec spec_;
   int32_t page_size_;
   int num_sms_;
-  SmDivision division_;
+  SmPartition partition_;
 };
 
 // Appends the ends of all pieces of a range but the last one, which is open. most: pieces.

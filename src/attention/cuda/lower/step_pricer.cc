@@ -25,10 +25,10 @@ class CutPricer final : public StepPricer {
         own_states_(PlanLayout(problem.spec, problem.capacity, problem.sizes, problem.traits.workers).own_states),
         most_states_(problem.sizes.max_states + own_states_),
         costs_(problem.machine.sm, problem.spec, problem.traits),
-        cutter_(problem.spec, problem.capacity.page_size, problem.traits.workers, MostRanges(problem)),
-        prompts_(problem.capacity.max_branches, MostRanges(problem)),
+        cutter_(problem.spec, problem.capacity.page_size, problem.traits.workers, problem.num_ranges()),
+        prompts_(problem.capacity.max_branches, problem.num_ranges()),
         reads_(problem.capacity.max_nodes) {
-    const size_t most = MostRanges(problem);
+    const size_t most = problem.num_ranges();
     items_.reserve(problem.spec.deterministic ? std::max<size_t>(most, problem.sizes.max_items) : most);
     ends_.reserve(own_states_ / problem.spec.num_kv_heads);  // a piece has a state at least
     ends_begin_.reserve(most + 1);
@@ -44,9 +44,6 @@ class CutPricer final : public StepPricer {
   }
 
  private:
-  // Shared nodes and row tiles.
-  static int32_t MostRanges(const PlanProblem& problem) { return problem.capacity.max_nodes + problem.sizes.max_merge_sets; }
-
   // As cuda::ShortLaunchOf says of the plan: a range each of one query. A draft mask, which a range does not know, comes with
   // branches of several.
   ShortLaunch ShortLaunchOf(const StepRanges& step) const {
@@ -108,7 +105,7 @@ class CutPricer final : public StepPricer {
     Cut(cuts);
     CountContributions(step);
     for (const QueuedItem& item : items_) total.Add(item, EndsOf(item), contributions_[item.item]);
-    return total.Ns(cuts.stream.team_piece > 0);
+    return total.Ns(cuts.stream.cooperative_piece > 0);
   }
 
   void Cut(const StepCuts& cuts) {
@@ -135,7 +132,7 @@ class CutPricer final : public StepPricer {
     };
     int64_t ranges_ps = 0;
     for (const StepRange& range : ranges) ranges_ps += Picoseconds(range_costs_.Whole(whole(range)).RooflineNs());
-    const double grain_ns = GrainNs(problem_.cost, ranges_ps);
+    const double target_task_ns = TargetTaskNs(problem_.cost, ranges_ps);
     CutStep total(problem_.cost, costs_.stream_rows());
     const int32_t unit = problem_.share_unit;
     items_.clear(), pieces_.clear();
@@ -145,7 +142,7 @@ class CutPricer final : public StepPricer {
       for (int32_t r = range.above; r >= 0; r = ranges[r].above) above += pieces_[r];
       const KvCuts cuts = CutDeterministically(
           {.begin = range.begin, .end = range.laid_out_end, .contributions_above = above, .is_tile = range.num_sets > 0},
-          range_costs_.PiecesToLower(range.rows, whole(range).planned_tokens(), grain_ns), unit, /*lowered=*/true);
+          range_costs_.PiecesToLower(range.rows, whole(range).planned_tokens(), target_task_ns), unit, /*lowered=*/true);
       // So many more that each later range has an item.
       const auto room = static_cast<int32_t>(items_.capacity() - items_.size() - (ranges.size() - i));
       const int32_t pieces = std::min(cuts.pieces, 1 + room);
@@ -159,7 +156,7 @@ class CutPricer final : public StepPricer {
     CountContributions(step);
     ChooseKindsAndCount(step);
     for (const QueuedItem& item : items_) total.Add(item, {}, contributions_[item.item]);
-    return total.Ns(/*team=*/false);
+    return total.Ns(/*cooperative=*/false);
   }
 
   // Of each range's first merge set: pieces along each row tile's path; of a shared node, those of the first tile below it.

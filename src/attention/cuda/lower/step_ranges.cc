@@ -22,20 +22,21 @@ bool IsDense(const QueuedItem& item, const SmCosts& costs) {
 }
 
 // Not dense by its rows, though a stream tile multiplies twice for it.
-bool IsWide(const QueuedItem& item, const SmCosts& costs) {
-  return !item.dense && item.rows > kStreamRows / 2 && item.rows <= costs.stream_rows() && item.tokens >= kFewestWideDenseTokens;
+bool IsTwoColumn(const QueuedItem& item, const SmCosts& costs) {
+  return !item.dense && item.rows > kStreamRows / 2 && item.rows <= costs.stream_rows() &&
+         item.tokens >= kFewestTwoColumnDenseTokens;
 }
 
 // Whether stream tiles keep the memory busy whatever they multiply: the starts of so many dense tasks would only delay them.
-bool MemoryHidesWideItems(std::span<const QueuedItem> items, int64_t heads, int num_sms, const SmCosts& costs) {
-  int64_t wide_tasks = 0, tokens = 0;
+bool MemoryHidesTwoColumnItems(std::span<const QueuedItem> items, int64_t heads, int num_sms, const SmCosts& costs) {
+  int64_t two_column_tasks = 0, tokens = 0;
   for (const QueuedItem& item : items) {
     if (item.dense) continue;
-    wide_tasks += IsWide(item, costs) ? heads : 0;
+    two_column_tasks += IsTwoColumn(item, costs) ? heads : 0;
     tokens += CeilDiv(item.rows, kStreamRows) * heads * item.tokens;
   }
-  return wide_tasks >= kWideStreamTasksPerSm * num_sms &&
-         static_cast<double>(tokens) * costs.DenseTokenNs() >= kWideStreamStarts * costs.rates().dense_task_ns * num_sms;
+  return two_column_tasks >= kTwoColumnTasksPerSm * num_sms &&
+         static_cast<double>(tokens) * costs.DenseTokenNs() >= kTwoColumnStarts * costs.rates().dense_task_ns * num_sms;
 }
 
 }  // namespace
@@ -64,7 +65,7 @@ void PromptCuts::Align(std::span<QueuedItem> items) {
   }
 }
 
-std::optional<int64_t> TokensForTeams(std::span<const QueuedItem> items, int64_t heads, int num_sms) {
+std::optional<int64_t> CooperativeTokens(std::span<const QueuedItem> items, int64_t heads, int num_sms) {
   int64_t tasks = 0, tokens = 0;
   for (const QueuedItem& item : items) {
     if (item.dense) return std::nullopt;
@@ -72,14 +73,14 @@ std::optional<int64_t> TokensForTeams(std::span<const QueuedItem> items, int64_t
     tasks += blocks;
     tokens += blocks * item.tokens;
   }
-  return TeamsRead(tasks, tokens, num_sms) ? std::optional(tokens) : std::nullopt;
+  return StreamsCooperatively(tasks, tokens, num_sms) ? std::optional(tokens) : std::nullopt;
 }
 
 void ChooseKinds(std::span<QueuedItem> items, int32_t heads, int num_sms, const SmCosts& costs) {
   for (QueuedItem& item : items) item.dense = IsDense(item, costs);
-  if (costs.path() != KernelPath::kHopper || TokensForTeams(items, heads, num_sms)) return;
-  if (MemoryHidesWideItems(items, heads, num_sms, costs)) return;
-  for (QueuedItem& item : items) item.dense |= IsWide(item, costs);
+  if (costs.path() != KernelPath::kHopper || CooperativeTokens(items, heads, num_sms)) return;
+  if (MemoryHidesTwoColumnItems(items, heads, num_sms, costs)) return;
+  for (QueuedItem& item : items) item.dense |= IsTwoColumn(item, costs);
 }
 
 void ReadCounts::Count(std::span<QueuedItem> items, const ForestNodes& nodes, const SmCosts& costs) {

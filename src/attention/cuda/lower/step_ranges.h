@@ -1,4 +1,4 @@
-// The ranges of a step: their kinds, and who reads what from memory. The lowering of a plan and the prediction of a step that is
+// The ranges of a step: their kinds, and what each reads from memory. The lowering of a plan and the prediction of a step that is
 // not planned yet go by the same. Layer: attention/cuda.
 #pragma once
 
@@ -44,11 +44,12 @@ class BlockPacker {
 // The blocks of dense tiles that it makes of so many rows in merge sets of set_rows each.
 int32_t DenseBlocks(int32_t rows, int32_t set_rows);
 
-// The tokens of all tasks, uncut, where teams read the step: all its items stream, and each SM can have one task (stream_cuts.h).
-std::optional<int64_t> TokensForTeams(std::span<const QueuedItem> items, int64_t heads, int num_sms);
+// The tokens of all tasks, uncut, where the step's tasks are cooperative: all its items stream, and each SM can have one task
+// (stream_cuts.h).
+std::optional<int64_t> CooperativeTokens(std::span<const QueuedItem> items, int64_t heads, int num_sms);
 
 // Which items are dense. Few rows or few tokens leave a dense tile's SM idle for most of its task; stream tiles read the range
-// again for every few rows, and those of more than eight are slow unless teams read them.
+// again for every few rows, and those of more than eight are fast only as cooperative tasks.
 void ChooseKinds(std::span<QueuedItem> items, int32_t heads, int num_sms, const SmCosts& costs);
 
 // Row tiles of a prompt end one after the other, but what they read begins at one place: cut at the same places they share it.
@@ -82,7 +83,7 @@ class ReadCounts {
   void Count(std::span<QueuedItem> items, const ForestNodes& nodes, const SmCosts& costs);
 
  private:
-  // What tasks of one kv head read of a node, together without gaps.
+  // The part of a node that tasks of one kv head read, together without gaps.
   struct NodeReads {
     int32_t begin = INT32_MAX, end = 0;
     int64_t tokens = 0;  // of all tasks

@@ -47,13 +47,13 @@ class CudaTestDevice final : public TestDevice {
   std::unique_ptr<Backend> backend_;
 };
 
-// An H200, or one where side tiles cost nothing and stream warps much, so that even short steps have side tiles.
-MachineModel WithSideTiles(bool side_tiles) {
+// An H200, or one where overlapped tiles cost nothing and stream warps much, so that even short steps have overlapped tiles.
+MachineModel WithOverlappedTiles(bool overlapped_tiles) {
   MachineModel machine = ShippedMachineModel("h200").value();
-  if (side_tiles) {
+  if (overlapped_tiles) {
     SmRates& rates = machine.sm;
-    rates.side_step_ns = rates.side_task_ns = rates.dense_task_ns = rates.launch_ns = 1e-3;
-    rates.dense_task_with_side_ns = rates.slowed_by_side = 0;
+    rates.overlapped_step_ns = rates.overlapped_task_ns = rates.dense_task_ns = rates.launch_ns = 1e-3;
+    rates.dense_task_overlapped_ns = rates.slowed_by_overlap = 0;
     rates.memory_bytes_per_s *= 100, rates.stream_step_ns *= 100;
   }
   return machine;
@@ -61,26 +61,26 @@ MachineModel WithSideTiles(bool side_tiles) {
 
 }  // namespace
 
-std::unique_ptr<TestDevice> MakeCudaTestDevice(int device, CudaKernels kernels, int most_sms, bool side_tiles) {
-  const MachineModel machine = WithSideTiles(side_tiles);
-  Result<std::unique_ptr<Backend>> backend = MakeCudaBackend(device, kernels, most_sms, side_tiles ? &machine : nullptr);
+std::unique_ptr<TestDevice> MakeCudaTestDevice(int device, CudaKernels kernels, int most_sms, bool overlapped_tiles) {
+  const MachineModel machine = WithOverlappedTiles(overlapped_tiles);
+  Result<std::unique_ptr<Backend>> backend = MakeCudaBackend(device, kernels, most_sms, overlapped_tiles ? &machine : nullptr);
   if (!backend.ok()) return nullptr;
   return std::make_unique<CudaTestDevice>(device, std::move(backend).value());
 }
 
-DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool side_tiles) {
-  const SmRates rates = WithSideTiles(side_tiles).sm;
+DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool overlapped_tiles) {
+  const SmRates rates = WithOverlappedTiles(overlapped_tiles).sm;
   const PlanCapacity capacity = test.forest().Capacity();
   const cuda::KernelChoice kernel = cuda::ChooseKernel(CudaKernels::kHopper, 9, 0, test.spec(), capacity.page_size).value();
   cuda::PlanTranslator translator(test.spec(), capacity, plan.Sizes(), rates, cuda::TraitsOf(kernel, test.spec(), num_sms));
   translator.TranslatePlan(plan.View(), test.forest().View());
-  return {.team = translator.team(),
-          .side = translator.side(),
+  return {.cooperative = translator.cooperative(),
+          .overlapped = translator.overlapped(),
           .dense = translator.num_dense_tasks(),
           .stream = translator.num_stream_tasks()};
 }
 
-std::unique_ptr<AttentionCase> CaseWithSideTiles(TestDevice& device) {
+std::unique_ptr<AttentionCase> CaseWithOverlappedTiles(TestDevice& device) {
   constexpr int32_t kRequests = 100, kPrefix = 2048, kMostOwn = 300;
   CaseOptions options;
   options.spec = {.num_qo_heads = 32, .num_kv_heads = 8, .head_dim = 128};

@@ -12,20 +12,20 @@ namespace coppice::attention::testing {
 
 // Null if there is no such device, or none that runs these kernels. most_sms: that a launch takes; with few, small forests make
 // plans that take large ones otherwise.
-// side_tiles: plans have them wherever a kernel does and they are possible, worth it or not.
+// overlapped_tiles: plans have them wherever a kernel does and they are possible, worth it or not.
 std::unique_ptr<TestDevice> MakeCudaTestDevice(int device = 0, CudaKernels kernels = CudaKernels::kAuto, int most_sms = INT_MAX,
-                                               bool side_tiles = false);
+                                               bool overlapped_tiles = false);
 
-// What a plan becomes for Hopper's kernels on so many SMs.
+// A plan's tasks for Hopper's kernels on so many SMs.
 struct DeviceTasks {
-  bool team;  // the stream warps of a CTA read each stream task together
-  bool side;  // CTAs with dense tasks take stream tasks beside them
+  bool cooperative;  // the stream warps of a CTA read each stream task together
+  bool overlapped;   // CTAs overlap stream tasks with their dense tasks
   int64_t dense, stream;
 };
 // REQUIRES: a spec that they serve.
-DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool side_tiles = false);
+DeviceTasks TasksOf(AttentionCase& test, const HandPlan& plan, int num_sms, bool overlapped_tiles = false);
 
-// 100 requests of four rows a kv head behind a prefix of 2,048 tokens: full dense tiles, and many requests to stream beside them.
-std::unique_ptr<AttentionCase> CaseWithSideTiles(TestDevice& device);
+// 100 requests of four rows a kv head behind a prefix of 2,048 tokens: full dense tiles, and many requests to stream meanwhile.
+std::unique_ptr<AttentionCase> CaseWithOverlappedTiles(TestDevice& device);
 
 }  // namespace coppice::attention::testing

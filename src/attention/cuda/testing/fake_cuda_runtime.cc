@@ -101,7 +101,7 @@ cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t) { return "an error"; }
 const char* cudaGetErrorString(cudaError_t) { return "of the stand-in runtime"; }
 
-// What nvcc's host code of a .cu file calls: kernels register themselves before main.
+// Functions that nvcc's host code of a .cu file calls: kernels register themselves before main.
 void** __cudaRegisterFatBinary(void*) { return nullptr; }
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}

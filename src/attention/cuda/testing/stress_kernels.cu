@@ -17,8 +17,8 @@ __global__ void CompareAndPoisonKernel(uint32_t* got, const uint32_t* want, int6
 }  // namespace
 
 const KernelVariant kStressHopper = Variant<StressConfig<Config<__nv_bfloat16, 64>>>(DType::kBF16);
-const KernelVariant kStressSide =
-    Variant<StressConfig<Config<__nv_bfloat16, 128, /*kDeterministic=*/false, /*kSide=*/true>>>(DType::kBF16);
+const KernelVariant kStressOverlapped =
+    Variant<StressConfig<Config<__nv_bfloat16, 128, /*kDeterministic=*/false, /*kOverlapsDecode=*/true>>>(DType::kBF16);
 const KernelVariant kStressDeterministic = Variant<StressConfig<Config<__nv_bfloat16, 64, /*kDeterministic=*/true>>>(DType::kBF16);
 const KernelVariant kStressMmaSync = Sm80Variant<StressConfig<Sm80Config<__nv_bfloat16, 64>>>(DType::kBF16);
 

@@ -6,6 +6,7 @@
 namespace coppice::attention::cuda {
 
 const KernelVariant kStressSmallPages =
-    Variant<StressConfig<Config<__nv_bfloat16, 64, /*kDeterministic=*/false, /*kSide=*/false, /*kGathers=*/true>>>(DType::kBF16);
+    Variant<StressConfig<Config<__nv_bfloat16, 64, /*kDeterministic=*/false, /*kOverlapsDecode=*/false, /*kGathers=*/true>>>(
+        DType::kBF16);
 
 }  // namespace coppice::attention::cuda

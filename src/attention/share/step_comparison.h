@@ -21,9 +21,9 @@
 
 namespace coppice::attention {
 
-// An owner's item before any cut, at typical lengths.
+// A range's item before any cut, at typical lengths.
 struct StepItem {
-  int32_t rows = 0;  // 0: owns nothing
+  int32_t rows = 0;  // 0: reads nothing
   int32_t begin = 0, end = 0;
   int32_t num_sets = 0;  // of a row tile; 0: a shared node
   int32_t items = 0;     // of a row tile's rows: itself and the shared ones above
@@ -32,23 +32,23 @@ struct StepItem {
   bool operator==(const StepItem&) const = default;
 };
 
-class StepJudge {
+class StepComparison {
  public:
-  StepJudge(const PlanProblem& problem, const RangeCosts& costs, const RowTiles& tiles)
+  StepComparison(const PlanProblem& problem, const RangeCosts& costs, const RowTiles& tiles)
       : problem_(problem), costs_(costs), tiles_(tiles) {}
   void Layout(Arena& arena);
   // Null: steps are compared by their sums.
   void SetPricer(std::unique_ptr<StepPricer> pricer) { pricer_ = std::move(pricer); }
 
-  // Items by owner (PlanProblem), of the step that shares nothing and of the one that the nodes want.
-  const StepItem& unshared(int32_t owner) const { return unshared_.items[owner]; }
-  void SetUnshared(int32_t owner, const StepItem& item) { Set(unshared_, owner, item); }
-  void SetWanted(int32_t owner, const StepItem& item) { Set(wanted_, owner, item); }
+  // Items by range, of the step that shares nothing and of the one that the nodes want.
+  const StepItem& unshared(RangeId range_id) const { return unshared_.items[range_id]; }
+  void SetUnshared(RangeId range_id, const StepItem& item) { Set(unshared_, range_id, item); }
+  void SetWanted(RangeId range_id, const StepItem& item) { Set(wanted_, range_id, item); }
   // A node's tokens that both steps read.
   void SetReadTokens(NodePlan& node, int64_t tokens);
 
   // Whether the wanted step ends soon enough before the one that shares nothing, where that is to be asked.
-  bool Pays(const ForestIndex& forest, std::span<const NodePlan> nodes);
+  bool SavesTime(const ForestIndex& forest, std::span<const NodePlan> nodes);
   double step_ns() const { return step_ns_; }  // of the two, the one that is planned
   const StepShape& unshared_shape() const { return unshared_.shape; }
 
@@ -56,9 +56,9 @@ class StepJudge {
   // `shape` is the sum of the items.
   struct Step {
     StepShape shape;
-    std::span<StepItem> items;  // [owners]
-    double ns = 0;              // by sums; 0: not asked for since it changed
-    double as_cut_ns = 0;       // the same by the backend's cuts
+    ByRange<StepItem> items;
+    double ns = 0;         // by sums; 0: not asked for since it changed
+    double as_cut_ns = 0;  // the same by the backend's cuts
 
     void Change() { ns = as_cut_ns = 0; }
   };
@@ -71,12 +71,12 @@ class StepJudge {
     double fold_ns = 0, fold_state_ns = 0;
   };
 
-  void Set(Step& step, int32_t owner, const StepItem& item);
+  void Set(Step& step, RangeId range_id, const StepItem& item);
   void Count(const StepItem& item, int64_t sign, StepShape& shape) const;
-  bool WantedPays(const ForestIndex& forest, std::span<const NodePlan> nodes);
+  bool WantedSavesTime(const ForestIndex& forest, std::span<const NodePlan> nodes);
   double SumsNs(const ForestIndex& forest, Step& step);
   double AsCutNs(const ForestIndex& forest, std::span<const NodePlan> nodes, Step& step);
-  StepChains ChainsOf(const ForestIndex& forest, const Step& step);
+  CriticalPath CriticalPathOf(const ForestIndex& forest, const Step& step);
   const ItemCut& CutOf(int32_t rows, int32_t tokens, int64_t shortest) {
     const uint32_t hash = (static_cast<uint32_t>(rows) * 0x9E3779B1u + static_cast<uint32_t>(tokens)) * 0x85EBCA6Bu;
     ItemCut& cut = item_cuts_[hash >> (32 - kItemCutsBits)];
@@ -94,8 +94,8 @@ class StepJudge {
   Step unshared_, wanted_;
   double step_ns_ = 0;
   bool by_cuts_ = false;              // what the steps are compared by
-  std::span<int32_t> states_above_;   // [N] ChainsOf: pieces of shared nodes, down to and including this one
-  std::span<StepRange> step_ranges_;  // [owners] AsCutNs
+  std::span<int32_t> states_above_;   // [N] CriticalPathOf: pieces of shared nodes, down to and including this one
+  std::span<StepRange> step_ranges_;  // [ranges] AsCutNs
   std::span<int32_t> range_of_node_;  // [N] AsCutNs: of the nearest node that is shared, this one or above; -1: none
   static constexpr int kItemCutsBits = 8;
   std::array<ItemCut, 1 << kItemCutsBits> item_cuts_;

@@ -1,8 +1,8 @@
-// Side tiles: at most eight rows against a run of KV, beside the dense tiles of the same CTA, so that an SM's tensor cores and its
-// copy path work at the same moment (POD-Attention's aim, section 3, within one CTA). A fourth warpgroup multiplies with KV as the
-// left operand of wgmma, straight from shared memory (S^T = K Q^T, O^T = V^T P^T): a step of 64 tokens takes four registers of
-// scores and eight of output a thread, so the dense warpgroups keep theirs. One loading warp draws its tasks from the queue of the
-// stream tiles and copies their KV, until the dense tiles are nearly done. Layer: attention/cuda.
+// Overlapped tiles: at most eight rows against a run of KV, while the same CTA computes dense tiles, so that an SM's tensor cores
+// and its copy path work at the same moment (POD-Attention's aim, section 3, within one CTA). A fourth warpgroup multiplies with KV
+// as the left operand of wgmma, straight from shared memory (S^T = K Q^T, O^T = V^T P^T): a step of 64 tokens takes four registers
+// of scores and eight of output a thread, so the dense warpgroups keep theirs. One loading warp draws its tasks from the queue of
+// the stream tiles and copies their KV, until the dense tiles are nearly done. Layer: attention/cuda.
 #pragma once
 
 #include <cstddef>
@@ -13,23 +13,23 @@
 
 namespace coppice::attention::cuda {
 
-// Dense tokens that are computed while a side tile takes one (12 and 32 ns): side tiles end before the dense ones do.
-inline constexpr int kDenseTokensPerSideToken = 3;
+// Dense tokens that are computed while an overlapped tile takes one (12 and 32 ns): overlapped tiles end before the dense ones do.
+inline constexpr int kDenseTokensPerOverlappedToken = 3;
 
 // ---- The loading warp.
 
-// Looks tasks up for the slots of the side tiles.
+// Looks tasks up for the slots of the overlapped tiles.
 template <class C>
-struct SideTaskLoader {
+struct OverlappedTaskLoader {
   const KernelParams& p;
   SharedStorage<C>& s;
-  const int drawn_from, num_tasks;  // as of LoadStreamTasks; plans with side tiles have stream tasks
+  const int drawn_from, num_tasks;  // as of LoadStreamTasks; plans with overlapped tiles have stream tasks
   const bool tree_mask;
   int n = 0;
   int drawn_tokens = 0, longest = 0;  // of tasks drawn; of the next, which is no longer than the last, for they are sorted
 
-  __device__ __forceinline__ uint64_t* free_barrier() const { return &s.side.done[n % C::kSideSlots]; }
-  __device__ __forceinline__ uint32_t free_parity() const { return (n / C::kSideSlots & 1) ^ 1; }
+  __device__ __forceinline__ uint64_t* free_barrier() const { return &s.overlapped.done[n % C::kOverlappedSlots]; }
+  __device__ __forceinline__ uint32_t free_parity() const { return (n / C::kOverlappedSlots & 1) ^ 1; }
 
   __device__ __forceinline__ int TokensOf(const DeviceItem& item) const {
     return max(0, min(item.kv_end, __ldg(&p.branches[item.branch].kv_len)) - item.kv_begin) * item.head_count;
@@ -37,14 +37,14 @@ struct SideTaskLoader {
 
   // The next task to its slot, which is free, if there is one that ends before the dense tiles do. The same in all lanes.
   __device__ bool Load() {
-    const int lane = threadIdx.x % 32, row = lane % kStreamRows, place = n % C::kSideSlots;
-    auto& side = s.side;
+    const int lane = threadIdx.x % 32, row = lane % kStreamRows, place = n % C::kOverlappedSlots;
+    auto& overlapped = s.overlapped;
     ++n;
     int index = 0;
     if (n == 1) longest = TokensOf(LoadPlan(&p.stream_tasks[min(drawn_from, num_tasks - 1)].item));  // the longest
-    const int tokens = drawn_tokens - side.tokens_copied + longest;
-    bool exists =
-        !side.dense_drawn_out || side.dense_tokens - side.dense_tokens_copied > kDenseTokensPerSideToken * int64_t{tokens};
+    const int tokens = drawn_tokens - overlapped.tokens_copied + longest;
+    bool exists = !overlapped.dense_drawn_out ||
+                  overlapped.dense_tokens - overlapped.dense_tokens_copied > kDenseTokensPerOverlappedToken * int64_t{tokens};
     exists = __all_sync(kAllLanes, exists);
     if (exists) {
       if (lane == 0) index = drawn_from + atomicAdd(&p.counters->stream_next, 1);
@@ -62,13 +62,13 @@ struct SideTaskLoader {
     RowRanges ranges;
     ranges.Add(info, tree_mask);
     ranges.Combine<kStreamRows>();
-    SideSlot& slot = side.slots[place];
-    if (lane < kSideRows) slot.rows[row] = info;
+    OverlappedSlot& slot = overlapped.slots[place];
+    if (lane < kOverlappedRows) slot.rows[row] = info;
     slot.pages[lane] = page;
     longest = TokensOf(item);
     drawn_tokens += longest;
     if (lane == 0) slot.task = ResolvedTask(item, exists, ranges, kv_len, C::kStreamAlignment, pages_from);
-    ptx::BarrierArrive(&side.known[place]);
+    ptx::BarrierArrive(&overlapped.known[place]);
     __syncwarp();
     return exists;
   }
@@ -78,15 +78,15 @@ __device__ __forceinline__ bool Reached(uint64_t* barrier, uint32_t parity) {
   return __all_sync(kAllLanes, ptx::BarrierTest(barrier, parity));
 }
 
-// One warp: the dense tasks, and those of the side tiles meanwhile.
+// One warp: the dense tasks, and those of the overlapped tiles meanwhile.
 template <class C>
-__device__ void LoadTasksBesideSide(DenseTaskLoader<C> dense, SideTaskLoader<C> side, bool has_side) {
+__device__ void LoadTasksWithOverlap(DenseTaskLoader<C> dense, OverlappedTaskLoader<C> overlapped, bool has_overlap) {
   bool has_dense = true;
-  while (has_dense || has_side) {
+  while (has_dense || has_overlap) {
     if (has_dense && Reached(dense.free_barrier(), dense.free_parity())) {
       has_dense = dense.Load();
-    } else if (has_side && Reached(side.free_barrier(), side.free_parity())) {
-      has_side = side.Load();
+    } else if (has_overlap && Reached(overlapped.free_barrier(), overlapped.free_parity())) {
+      has_overlap = overlapped.Load();
     } else {
       __nanosleep(100);
     }
@@ -95,10 +95,10 @@ __device__ void LoadTasksBesideSide(DenseTaskLoader<C> dense, SideTaskLoader<C> 
 
 // Copies K or V of the tokens from `position` on, a box a lane.
 template <class C>
-__device__ __forceinline__ void LoadSideUnit(const KernelParams& p, const CUtensorMap* map, const SideSlot& slot, int head,
-                                             int position, uint64_t* ready, uint8_t* to) {
+__device__ __forceinline__ void LoadOverlappedUnit(const KernelParams& p, const CUtensorMap* map, const OverlappedSlot& slot,
+                                                   int head, int position, uint64_t* ready, uint8_t* to) {
   const int lane = threadIdx.x % 32;
-  const int boxes = min(C::kSideTokens >> p.box_shift, (slot.task.range.end - position + p.box_tokens - 1) >> p.box_shift);
+  const int boxes = min(C::kOverlappedTokens >> p.box_shift, (slot.task.range.end - position + p.box_tokens - 1) >> p.box_shift);
   if (lane == 0) ptx::BarrierArriveExpectBytes(ready, (boxes << p.box_shift) * C::kHeadDim * 2);
   __syncwarp();  // the barrier expects the bytes before any arrive
   if (lane >= boxes) return;
@@ -110,12 +110,12 @@ __device__ __forceinline__ void LoadSideUnit(const KernelParams& p, const CUtens
 
 // Starts the copies of the Q rows of a task under one kv head.
 template <class C>
-__device__ __forceinline__ void LoadSideQ(const KernelParams& p, const SideSlot& slot, int head, uint8_t* to) {
+__device__ __forceinline__ void LoadOverlappedQ(const KernelParams& p, const OverlappedSlot& slot, int head, uint8_t* to) {
   using T = typename C::Element;
   constexpr int kPieces = C::kHeadDim / 8;
   const int lane = threadIdx.x % 32, piece = lane % kPieces;
 #pragma unroll
-  for (int row = lane / kPieces; row < kSideRows; row += 32 / kPieces) {
+  for (int row = lane / kPieces; row < kOverlappedRows; row += 32 / kPieces) {
     const RowInfo& info = slot.rows[row];
     const bool exists = info.q_row >= 0 && piece * 8 < p.head_dim;
     const T* from = static_cast<const T*>(p.q);
@@ -124,47 +124,47 @@ __device__ __forceinline__ void LoadSideQ(const KernelParams& p, const SideSlot&
   }
 }
 
-// One warp: Q and KV of the side tiles, as fast as the ring empties.
+// One warp: Q and KV of the overlapped tiles, as fast as the ring empties.
 template <class C>
-__device__ void LoadSide(const KernelParams& p, KvMaps maps, SharedStorage<C>& s) {
-  auto& side = s.side;
-  RingCursor<C::kSideUnits> unit{.parity = 1};  // of `free`, whose first phase counts as complete
-  const auto load = [&](bool is_v, const SideSlot& slot, int head, int position) {
+__device__ void LoadOverlapped(const KernelParams& p, KvMaps maps, SharedStorage<C>& s) {
+  auto& overlapped = s.overlapped;
+  RingCursor<C::kOverlappedUnits> unit{.parity = 1};  // of `free`, whose first phase counts as complete
+  const auto load = [&](bool is_v, const OverlappedSlot& slot, int head, int position) {
     const CUtensorMap* const map = is_v ? maps.v : maps.k;
-    ptx::BarrierWait(&side.free[unit.stage], unit.parity);
-    LoadSideUnit<C>(p, map, slot, head, position, &side.ready[unit.stage], side.units[unit.stage]);
+    ptx::BarrierWait(&overlapped.free[unit.stage], unit.parity);
+    LoadOverlappedUnit<C>(p, map, slot, head, position, &overlapped.ready[unit.stage], overlapped.units[unit.stage]);
     unit.Advance();
   };
   for (int n = 0;; ++n) {
-    const SideSlot& slot = side.slots[n % C::kSideSlots];
-    ptx::BarrierWait(&side.known[n % C::kSideSlots], n / C::kSideSlots & 1);
+    const OverlappedSlot& slot = overlapped.slots[n % C::kOverlappedSlots];
+    ptx::BarrierWait(&overlapped.known[n % C::kOverlappedSlots], n / C::kOverlappedSlots & 1);
     const int first = slot.task.first, end = slot.task.range.end, head_end = slot.task.head_end;
     if (head_end < 0) return;
     for (int head = slot.task.head_begin; head < head_end; ++head) {
-      for (int position = first; position < end; position += C::kSideTokens) {
+      for (int position = first; position < end; position += C::kOverlappedTokens) {
         StressDelay<C>();
         load(/*is_v=*/false, slot, head, position);
         load(/*is_v=*/true, slot, head, position);
-        if (threadIdx.x % 32 == 0) side.tokens_copied += min(C::kSideTokens, end - position);
+        if (threadIdx.x % 32 == 0) overlapped.tokens_copied += min(C::kOverlappedTokens, end - position);
         if (position == first) {
           // The last product of scores has left Q's place: its K, two or three units ago, has left the place of this V or of K.
-          static_assert(C::kSideUnits <= 3);
-          LoadSideQ<C>(p, slot, head, side.q);
+          static_assert(C::kOverlappedUnits <= 3);
+          LoadOverlappedQ<C>(p, slot, head, overlapped.q);
           ptx::CopyAsyncWaitAll();
           ptx::FenceProxyAsync();  // Q, written by ordinary copies, is read by wgmma
-          ptx::BarrierArrive(&side.q_ready);
+          ptx::BarrierArrive(&overlapped.q_ready);
         }
       }
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::BarrierArrive(&side.done[n % C::kSideSlots]);  // its pages are read
+    if (threadIdx.x % 32 == 0) ptx::BarrierArrive(&overlapped.done[n % C::kOverlappedSlots]);  // its pages are read
   }
 }
 
 // ---- The computing warpgroup.
 
 template <class C>
-struct SideTile {
+struct OverlappedTile {
   using S = SharedStorage<C>;
   using T = typename C::Element;
   static constexpr int kBlocks = C::kHeadDim / 64;  // of the output: wgmma's M
@@ -179,16 +179,18 @@ struct SideTile {
   float out[kBlocks][4];
   float reference[2];  // a score, not scaled, that weights and sums are relative to; the same in all warps
   float sum[2];        // of this thread's tokens
-  RingCursor<C::kSideUnits> unit;
+  RingCursor<C::kOverlappedUnits> unit;
 
   __device__ __forceinline__ int RowOf(int c) const { return lane % 4 * 2 + c; }
-  __device__ __forceinline__ void Sync() const { ptx::NamedBarrierSync(kSideBarrier, kWarpgroup); }
+  __device__ __forceinline__ void Sync() const { ptx::NamedBarrierSync(kOverlappedBarrier, kWarpgroup); }
 
   // Of the ring's unit.
-  __device__ __forceinline__ uint32_t Unit() const { return ptx::SharedAddress(s.side.units) + unit.stage * C::kSideUnitBytes; }
-  __device__ __forceinline__ void Await() const { ptx::BarrierWait(&s.side.ready[unit.stage], unit.parity); }
+  __device__ __forceinline__ uint32_t Unit() const {
+    return ptx::SharedAddress(s.overlapped.units) + unit.stage * C::kOverlappedUnitBytes;
+  }
+  __device__ __forceinline__ void Await() const { ptx::BarrierWait(&s.overlapped.ready[unit.stage], unit.parity); }
   __device__ __forceinline__ void Leave() {
-    if (lane == 0) ptx::BarrierArrive(&s.side.free[unit.stage]);
+    if (lane == 0) ptx::BarrierArrive(&s.overlapped.free[unit.stage]);
     unit.Advance();
   }
 
@@ -198,7 +200,7 @@ struct SideTile {
     ptx::PinRegisters(scores);
     ptx::WgmmaFence();
     const uint64_t a = MatrixDescriptor(ptx::Uniform(Unit()), 16, C::kGroupBytes);
-    const uint64_t b = MatrixDescriptor(ptx::Uniform(ptx::SharedAddress(s.side.q)), 16, 1024);
+    const uint64_t b = MatrixDescriptor(ptx::Uniform(ptx::SharedAddress(s.overlapped.q)), 16, 1024);
 #pragma unroll
     for (int step = 0; step < C::kHeadDim / 16; ++step) {
       const int at = (step / 4 * 1024 + step % 4 * 32) / 16;
@@ -209,7 +211,7 @@ struct SideTile {
     ptx::PinRegisters(scores);
   }
 
-  __device__ __forceinline__ void Mask(const SideSlot& slot, int start, float (&scores)[4]) {
+  __device__ __forceinline__ void Mask(const OverlappedSlot& slot, int start, float (&scores)[4]) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const VisibleRange visible(p, slot.rows[RowOf(c)], slot.task.range.begin, slot.task.range.end, tree_mask);
@@ -221,21 +223,21 @@ struct SideTile {
   }
 
   // Moves the references that must, with the first 32 tokens and then with the others, and what was summed with the first. own:
-  // what this warp's tokens are relative to. Whether one moves with the others: then s.side.rescale is what to multiply with.
+  // what this warp's tokens are relative to. Whether one moves with the others: then s.overlapped.rescale is what to multiply with.
   __device__ __forceinline__ bool MoveReferences(const float (&scores)[4], float (&own)[2]) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       float m = fmaxf(scores[c], scores[c + 2]);
 #pragma unroll
       for (int d = 4; d < 32; d *= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, d));
-      if (lane < 4) s.side.of_warp[warp][RowOf(c)] = m;
+      if (lane < 4) s.overlapped.of_warp[warp][RowOf(c)] = m;
     }
     Sync();
     bool moves = false;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const auto largest = [&](int half) {
-        return fmaxf(s.side.of_warp[half * 2][RowOf(c)], s.side.of_warp[half * 2 + 1][RowOf(c)]);
+        return fmaxf(s.overlapped.of_warp[half * 2][RowOf(c)], s.overlapped.of_warp[half * 2 + 1][RowOf(c)]);
       };
       const float rescale = MoveReference(reference[c], largest(0), p.score_scale_log2);
       sum[c] *= rescale;
@@ -245,12 +247,14 @@ struct SideTile {
       const float again = MoveReference(reference[c], largest(1), p.score_scale_log2);
       moves |= reference[c] != own[c];
       if (warp >= 2) own[c] = reference[c];
-      if (warp == 0 && lane < 4) s.side.rescale[RowOf(c)] = again;
+      if (warp == 0 && lane < 4) s.overlapped.rescale[RowOf(c)] = again;
     }
-    return ptx::NamedBarrierAny(kSideBarrier, kWarpgroup, moves);
+    return ptx::NamedBarrierAny(kOverlappedBarrier, kWarpgroup, moves);
   }
 
-  __device__ __forceinline__ void RescaleSum() { sum[0] *= s.side.rescale[RowOf(0)], sum[1] *= s.side.rescale[RowOf(1)]; }
+  __device__ __forceinline__ void RescaleSum() {
+    sum[0] *= s.overlapped.rescale[RowOf(0)], sum[1] *= s.overlapped.rescale[RowOf(1)];
+  }
 
   // The weights of the scores, to shared memory.
   __device__ __forceinline__ void Weigh(float (&scores)[4], const float (&own)[2]) {
@@ -262,7 +266,8 @@ struct SideTile {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t pair = ptx::TransposeMatrix(Pack<T>(scores[half * 2], scores[half * 2 + 1]));
-      *reinterpret_cast<uint32_t*>(s.side.weights + lane / 4 * 128 + ((warp * 2 + half) ^ (lane / 4)) * 16 + lane % 4 * 4) = pair;
+      *reinterpret_cast<uint32_t*>(s.overlapped.weights + lane / 4 * 128 + ((warp * 2 + half) ^ (lane / 4)) * 16 + lane % 4 * 4) =
+          pair;
     }
   }
 
@@ -273,7 +278,7 @@ struct SideTile {
     for (auto& block : out) ptx::PinRegisters(block);
     ptx::WgmmaFence();
     const uint64_t a = MatrixDescriptor(ptx::Uniform(Unit()), 1024, C::kGroupBytes);
-    const uint64_t b = MatrixDescriptor(ptx::Uniform(ptx::SharedAddress(s.side.weights)), 16, 1024);
+    const uint64_t b = MatrixDescriptor(ptx::Uniform(ptx::SharedAddress(s.overlapped.weights)), 16, 1024);
 #pragma unroll
     for (int step = kBegin / 16; step < kEnd / 16; ++step) {
 #pragma unroll
@@ -291,14 +296,14 @@ struct SideTile {
   __device__ void ClearTail(int present) {
     constexpr int kPieces = C::kHeadDim / 8;
 #pragma unroll 1
-    for (int i = present * kPieces + threadIdx.x % kWarpgroup; i < C::kSideTokens * kPieces; i += kWarpgroup) {
+    for (int i = present * kPieces + threadIdx.x % kWarpgroup; i < C::kOverlappedTokens * kPieces; i += kWarpgroup) {
       const int token = i / kPieces, piece = i % kPieces;
-      *reinterpret_cast<uint4*>(s.side.units[unit.stage] + token / 8 * C::kGroupBytes + piece / 8 * 1024 + token % 8 * 128 +
+      *reinterpret_cast<uint4*>(s.overlapped.units[unit.stage] + token / 8 * C::kGroupBytes + piece / 8 * 1024 + token % 8 * 128 +
                                 piece % 8 * 16) = uint4{};
     }
   }
 
-  __device__ __forceinline__ void Step(const SideSlot& slot, int position) {
+  __device__ __forceinline__ void Step(const OverlappedSlot& slot, int position) {
     float scores[4];
     Await();
     Score(scores);
@@ -308,23 +313,23 @@ struct SideTile {
       for (float& x : scores) x = Tanh(x * p.cap_in);
     }
     const TaskRange& range = slot.task.range;
-    if (position < range.full_begin || position + C::kSideTokens > range.full_end) Mask(slot, position, scores);
+    if (position < range.full_begin || position + C::kOverlappedTokens > range.full_end) Mask(slot, position, scores);
     float own[2] = {reference[0], reference[1]};
     bool moves_twice = false;
     const bool moves = ReferenceMoves(reference[0], fmaxf(scores[0], scores[2]), p.score_scale_log2) ||
                        ReferenceMoves(reference[1], fmaxf(scores[1], scores[3]), p.score_scale_log2);
-    if (ptx::NamedBarrierAny(kSideBarrier, kWarpgroup, moves)) moves_twice = MoveReferences(scores, own);
+    if (ptx::NamedBarrierAny(kOverlappedBarrier, kWarpgroup, moves)) moves_twice = MoveReferences(scores, own);
     if (moves_twice && warp >= 2) RescaleSum();
     Weigh(scores, own);
     if (moves_twice && warp < 2) RescaleSum();
     Await();
-    if (const int present = range.end - position; present < C::kSideTokens) ClearTail(present);
+    if (const int present = range.end - position; present < C::kOverlappedTokens) ClearTail(present);
     ptx::FenceProxyAsync();  // weights and zeros before wgmma reads them
     Sync();
     if (__builtin_expect(moves_twice, false)) {
       Accumulate<0, 32>();
 #pragma unroll
-      for (int i = 0; i < kBlocks * 4; ++i) out[i / 4][i % 4] *= s.side.rescale[RowOf(i % 2)];
+      for (int i = 0; i < kBlocks * 4; ++i) out[i / 4][i % 4] *= s.overlapped.rescale[RowOf(i % 2)];
       Accumulate<32, 64>();
     } else {
       Accumulate<0, 64>();
@@ -333,12 +338,12 @@ struct SideTile {
   }
 
   // Stores states, or the output of rows of which this task is the only contribution.
-  __device__ void Finish(const SideSlot& slot, int head) {
+  __device__ void Finish(const OverlappedSlot& slot, int head) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
 #pragma unroll
       for (int d = 4; d < 32; d *= 2) sum[c] += __shfl_xor_sync(kAllLanes, sum[c], d);
-      if (lane < 4) s.side.of_warp[warp][RowOf(c)] = sum[c];
+      if (lane < 4) s.overlapped.of_warp[warp][RowOf(c)] = sum[c];
     }
     Sync();
     float scale[2];
@@ -347,7 +352,7 @@ struct SideTile {
       const RowInfo& info = slot.rows[RowOf(c)];
       float total = 0.0f;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) total += s.side.of_warp[w][RowOf(c)];
+      for (int w = 0; w < 4; ++w) total += s.overlapped.of_warp[w][RowOf(c)];
       const float m = total > 0.0f ? reference[c] * p.score_scale_log2 : -INFINITY;
       scale[c] = Normalizer(p, total);
       if (info.q_row < 0) continue;
@@ -379,9 +384,9 @@ struct SideTile {
   __device__ void Run() {
     uint32_t q_parity = 0, noted_parity = 1;
     for (int n = 0;; ++n) {
-      const int place = n % C::kSideSlots;
-      ptx::BarrierWait(&s.side.known[place], n / C::kSideSlots & 1);
-      const SideSlot& slot = s.side.slots[place];
+      const int place = n % C::kOverlappedSlots;
+      ptx::BarrierWait(&s.overlapped.known[place], n / C::kOverlappedSlots & 1);
+      const OverlappedSlot& slot = s.overlapped.slots[place];
       if (slot.task.head_end < 0) return;
       for (int head = slot.task.head_begin; head < slot.task.head_end;
            ++head) {  // what stands in the slot is not kept in registers
@@ -390,31 +395,31 @@ struct SideTile {
         reference[0] = reference[1] = -INFINITY;
         sum[0] = sum[1] = 0.0f;
         if (slot.task.first < slot.task.range.end) {
-          ptx::BarrierWait(&s.side.q_ready, q_parity), q_parity ^= 1;
+          ptx::BarrierWait(&s.overlapped.q_ready, q_parity), q_parity ^= 1;
         } else {
           Sync();  // what Finish writes, the one before may still read
         }
-        for (int position = slot.task.first; position < slot.task.range.end; position += C::kSideTokens) {
+        for (int position = slot.task.first; position < slot.task.range.end; position += C::kOverlappedTokens) {
           Step(slot, position);
         }
         Finish(slot, head);
         StressDelay<C>();
-        ptx::BarrierWait(&s.side.noted, noted_parity), noted_parity ^= 1;
-        ptx::BarrierArrive(&s.side.stored);
+        ptx::BarrierWait(&s.overlapped.noted, noted_parity), noted_parity ^= 1;
+        ptx::BarrierArrive(&s.overlapped.stored);
       }
       __syncwarp();
-      if (lane == 0) ptx::BarrierArrive(&s.side.done[place]);  // the task's rows are read
+      if (lane == 0) ptx::BarrierArrive(&s.overlapped.done[place]);  // the task's rows are read
     }
   }
 };
 
-// One warp: draws the tickets of the rows of a side tile under one kv head, whose states are stored, and folds the sets that they
-// complete.
+// One warp: draws the tickets of the rows of an overlapped tile under one kv head, whose states are stored, and folds the sets that
+// they complete.
 template <class C>
-__device__ void CompleteSide(const KernelParams& p, const SideSlot& slot, int head) {
+__device__ void CompleteOverlapped(const KernelParams& p, const OverlappedSlot& slot, int head) {
   const int lane = threadIdx.x % 32;
-  const RowInfo& info = slot.rows[lane % kSideRows];
-  const bool waits = lane < kSideRows && info.q_row >= 0 && info.state != kDirect;
+  const RowInfo& info = slot.rows[lane % kOverlappedRows];
+  const bool waits = lane < kOverlappedRows && info.q_row >= 0 && info.state != kDirect;
   StressDelay<C>();
   const unsigned complete =
       __ballot_sync(kAllLanes, waits && info.rows_from_draw == 0 && ArriveLast(p, info.ticket, head, info.arrivals));
@@ -431,23 +436,23 @@ __device__ void CompleteSide(const KernelParams& p, const SideSlot& slot, int he
   }
 }
 
-// One warp: completes the side tiles.
+// One warp: completes the overlapped tiles.
 template <class C>
-__device__ void CompleteSideTiles(const KernelParams& p, SharedStorage<C>& s) {
-  auto& side = s.side;
+__device__ void CompleteOverlappedTiles(const KernelParams& p, SharedStorage<C>& s) {
+  auto& overlapped = s.overlapped;
   uint32_t stored_parity = 0;
   for (int n = 0;; ++n) {
-    const int place = n % C::kSideSlots;
-    ptx::BarrierWait(&side.known[place], n / C::kSideSlots & 1);
-    const SideSlot& slot = side.slots[place];
+    const int place = n % C::kOverlappedSlots;
+    ptx::BarrierWait(&overlapped.known[place], n / C::kOverlappedSlots & 1);
+    const OverlappedSlot& slot = overlapped.slots[place];
     if (slot.task.head_end < 0) return;
     for (int head = slot.task.head_begin; head < slot.task.head_end; ++head) {
-      ptx::BarrierWait(&side.stored, stored_parity), stored_parity ^= 1;
-      if (threadIdx.x % 32 == 0) ptx::BarrierArrive(&side.noted);
-      CompleteSide<C>(p, slot, head);
+      ptx::BarrierWait(&overlapped.stored, stored_parity), stored_parity ^= 1;
+      if (threadIdx.x % 32 == 0) ptx::BarrierArrive(&overlapped.noted);
+      CompleteOverlapped<C>(p, slot, head);
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::BarrierArrive(&side.done[place]);
+    if (threadIdx.x % 32 == 0) ptx::BarrierArrive(&overlapped.done[place]);
   }
 }
 

@@ -1,8 +1,0 @@
-// An instance of the attention kernel with side tiles: bf16, head_dim up to 128. Layer: attention/cuda.
-#include "attention/cuda/kernel_instance.cuh"
-
-namespace coppice::attention::cuda {
-
-const KernelVariant kSideBF16D128 = Variant<Config<__nv_bfloat16, 128, /*kDeterministic=*/false, /*kSide=*/true>>(DType::kBF16);
-
-}  // namespace coppice::attention::cuda
