@@ -18,7 +18,8 @@ set(COPPICE_INSTALLED_LAYERS ${COPPICE_ATTENTION_LAYERS} ${COPPICE_ENGINE_LAYERS
 
 # coppice_layer(name SOURCES ... DEPENDS ... [PRIVATE_DEPENDS ...] [APART ...] [OPTIMIZE flag]): the library coppice_<name>, alias coppice::<name>.
 # With COPPICE_UNITY its sources are compiled several together, but for those of APART: their anonymous namespaces have names of
-# others', they set their instruction set, or they call a backend that not every program links. OPTIMIZE is the flag of a Release build in place of -O3, for layers that steps do not wait for.
+# others', they set their instruction set, or they call a backend that not every program links. OPTIMIZE is the flag of a Release
+# build in place of -O3, for layers that steps do not wait for.
 function(coppice_layer name)
   cmake_parse_arguments(ARG "" "OPTIMIZE" "SOURCES;DEPENDS;PRIVATE_DEPENDS;APART" ${ARGN})
   set(type STATIC)
