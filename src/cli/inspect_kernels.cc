@@ -50,6 +50,7 @@ ordered_json ToJson(const Library& library) {
 }
 
 Result<ExitCode> InspectKernels(const InspectKernelsOptions& options) {
+  COPPICE_RETURN_IF_ERROR(CheckForcedKernels());
   if (options.again) setenv("COPPICE_CPU_PROBE", "again", /*overwrite=*/1);
   const Library libraries[] = {{"products", ops::SelectKernels().isa, ops::ProductReport()},
                                {"attention", std::string(attention::HostKernelsName()), attention::HostTiles()}};

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/cpu/kernel_probe.h"
 #include "ops/peer_group.h"
 
 namespace coppice {
@@ -77,6 +78,7 @@ std::optional<DType> WantedDType(const EngineOptions& options) {
 
 Status CheckComputesOn(DeviceKind kind, const EngineOptions& options) {
   const bool is_cpu = kind == DeviceKind::kCpu;
+  if (is_cpu) COPPICE_RETURN_IF_ERROR(CheckForcedKernels());
   const std::string device = options.device == "auto" && is_cpu ? "auto, the CPU here" : options.device;
   const auto refuse = [](const std::string& what, const std::string& expected) {
     return InvalidArgument(what + ": expected " + expected);

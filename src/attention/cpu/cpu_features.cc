@@ -1,7 +1,6 @@
 #include "attention/cpu/cpu_features.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -12,10 +11,10 @@
 #include <unistd.h>
 #endif
 
+#include "core/cpu/kernel_probe.h"
+
 namespace coppice::attention::cpu {
 namespace {
-
-constexpr std::array<std::string_view, 6> kNames = {"baseline", "avx2", "avxvnni", "avx512", "avx512-bf16", "amx-bf16"};
 
 #if defined(__x86_64__)
 // Linux hands out the 8 KiB of tile state per thread on request only (Documentation/x86/xstate.rst).
@@ -61,7 +60,7 @@ bool CpuHasAvx512Vnni() {
 #endif
 }
 
-std::string_view Name(Isa isa) { return kNames[static_cast<size_t>(isa)]; }
+std::string_view Name(Isa isa) { return kCpuIsaNames[static_cast<size_t>(isa)]; }
 
 Isa BestIsa() { return Detect(); }
 
@@ -69,9 +68,9 @@ Isa DetectIsa() {
   const Isa best = Detect();
   const char* wanted = std::getenv("COPPICE_CPU_ISA");
   if (wanted == nullptr) return best;
-  const auto found = std::ranges::find(kNames, wanted);
-  if (found == kNames.end()) return best;
-  const Isa isa = std::min(best, static_cast<Isa>(found - kNames.begin()));
+  const auto found = std::ranges::find(kCpuIsaNames, wanted);
+  if (found == kCpuIsaNames.end()) return best;
+  const Isa isa = std::min(best, static_cast<Isa>(found - kCpuIsaNames.begin()));
   return isa == Isa::kAvxVnni && !CpuHasAvxVnni() ? Isa::kAvx2 : isa;
 }
 

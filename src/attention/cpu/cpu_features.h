@@ -15,8 +15,8 @@ std::string_view Name(Isa isa);
 
 // The best of them here, AMX only if the system grants its tile registers to this process.
 Isa BestIsa();
-// The same, lowered by COPPICE_CPU_ISA (baseline, avx2, avxvnni, avx512, avx512-bf16, amx-bf16), for tests and comparisons; what
-// the CPU lacks is never chosen. Which tiles serve bf16 may be measured, too: tile_forms.h.
+// The same, lowered by COPPICE_CPU_ISA (kCpuIsaNames), for tests and comparisons; what the CPU lacks is never chosen. Which tiles
+// serve bf16 may be measured, too: tile_forms.h.
 Isa DetectIsa();
 bool CpuHasAvxVnni();
 // A CPU of Isa::kAvx512 may lack it; every CPU of a later one has it.

@@ -21,6 +21,7 @@
 #include "core/cache_folder.h"
 #include "core/file.h"
 #include "core/interleaved_timing.h"
+#include "core/quoted.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -208,6 +209,15 @@ ProbeOptions ProbeOptions::OfProcess(const void* code) {
 bool KernelsAreForced() {
   const char* const isa = std::getenv("COPPICE_CPU_ISA");
   return isa != nullptr && *isa != '\0';
+}
+
+Status CheckForcedKernels() {
+  if (!KernelsAreForced()) return OkStatus();
+  const std::string_view isa = std::getenv("COPPICE_CPU_ISA");
+  if (std::ranges::find(kCpuIsaNames, isa) != kCpuIsaNames.end()) return OkStatus();
+  std::string names;
+  for (const std::string_view name : kCpuIsaNames) names += (names.empty() ? "" : ", ") + std::string(name);
+  return InvalidArgument("the environment variable COPPICE_CPU_ISA is " + Quoted(isa) + ", expected one of " + names);
 }
 
 double TimeTurn(const std::function<void()>& body) {

@@ -3,9 +3,11 @@
 // Layer: core, private.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -81,8 +83,13 @@ ProbeReport ReportProbe(const ProbePlan& plan, const ProbeResult& probe, const s
 // In one line, without kinds that have their first form: "bf16-many by avx512".
 std::string Summarise(const ProbeReport& report);
 
+// Values of COPPICE_CPU_ISA, in rising order.
+inline constexpr std::array<std::string_view, 6> kCpuIsaNames = {"baseline", "avx2",        "avxvnni",
+                                                                 "avx512",   "avx512-bf16", "amx-bf16"};
 // Whether COPPICE_CPU_ISA says anything: then no measured time chooses.
 bool KernelsAreForced();
+// INVALID_ARGUMENT where it says none of those names.
+Status CheckForcedKernels();
 
 // Seconds that this thread computed in `body`: what other programs do meanwhile does not count.
 double TimeTurn(const std::function<void()>& body);

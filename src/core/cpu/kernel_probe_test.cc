@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <string_view>
 #include <thread>
 
 namespace coppice {
@@ -162,6 +164,20 @@ TEST_F(KernelProbeTest, ReportsSayWhatRunsAndWhy) {
   EXPECT_TRUE(report.lines[0].is_default);
   EXPECT_FALSE(report.lines[1].is_default);
   EXPECT_EQ(Summarise(report), "many by narrow");
+}
+
+TEST(KernelProbe, AnUnknownInstructionSetIsRefused) {
+  const auto message = [](const char* isa) {
+    setenv("COPPICE_CPU_ISA", isa, /*overwrite=*/1);
+    const Status status = CheckForcedKernels();
+    unsetenv("COPPICE_CPU_ISA");
+    return status.message();
+  };
+  for (const std::string_view name : kCpuIsaNames) EXPECT_EQ(message(std::string(name).c_str()), "");
+  EXPECT_EQ(message(""), "");
+  EXPECT_EQ(message("avx2 "),
+            "the environment variable COPPICE_CPU_ISA is \"avx2 \", expected one of baseline, avx2, avxvnni, avx512, avx512-bf16, "
+            "amx-bf16");
 }
 
 TEST(KernelProbe, NamesThisProcessorAndBuild) {
