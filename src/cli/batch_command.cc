@@ -187,6 +187,7 @@ Result<BatchFiles> OpenFiles(BatchOptions* options) {
   if (std::error_code ignored; !std::filesystem::exists(options->input, ignored))
     return NotFound(fmt::format("there is no input {}", options->input));
   COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options->output));
+  COPPICE_RETURN_IF_ERROR(output.CheckModel(ModelName(options->engine.model_path)));
   COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options->errors));
   return BatchFiles{.output = std::move(output), .errors = std::move(errors)};
 }
@@ -267,7 +268,7 @@ Result<ExitCode> Batch(BatchOptions options) {
                        [&](size_t job) { return input.Tokens(input.jobs()[job]); });
   std::unique_ptr<GrammarCompiler> compiler;
   BatchRun run(engine.get(), &input, &parser,
-               {.model = std::filesystem::path(options.engine.model_path).filename().string(),
+               {.model = ModelName(options.engine.model_path),
                 .max_waiting = options.queue,
                 .careful = folder.was_there(),
                 .compile = [&](const GrammarSource& source, const auto&) { return Compile(*engine, source, &compiler); }},

@@ -14,9 +14,14 @@
 
 namespace coppice::cli {
 
+std::string ModelName(const std::string& path) {
+  const std::filesystem::path of(path);
+  return (of.has_filename() ? of : of.parent_path()).filename().string();
+}
+
 Result<std::unique_ptr<Engine>> LoadEngine(const EngineOptions& options, LoadingIs loading) {
   if (loading == LoadingIs::kSilent) return Engine::Create(options);
-  const std::string what = "loading " + OneLine(std::filesystem::path(options.model_path).filename().string());
+  const std::string what = "loading " + OneLine(ModelName(options.model_path));
   ProgressLine progress;
   progress.Show({what});
   const auto show = [&](int64_t done, int64_t total) {

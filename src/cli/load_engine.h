@@ -2,11 +2,15 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "coppice/core/status.h"
 #include "coppice/engine/engine.h"
 
 namespace coppice::cli {
+
+// Of a model's file or folder, as answers name it: the last part of its path.
+std::string ModelName(const std::string& path);
 
 enum class LoadingIs { kShown, kSilent };
 

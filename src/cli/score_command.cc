@@ -129,6 +129,7 @@ class KeptScores final : public ScoreOutput {
 Result<std::unique_ptr<ScoreOutput>> OpenOutput(const ScoreOptions& options) {
   if (!options.keeps()) return std::unique_ptr<ScoreOutput>(std::make_unique<PrintedScores>());
   COPPICE_ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::Open(options.output, openai::kScoreOutput));
+  COPPICE_RETURN_IF_ERROR(output.CheckModel(ModelName(options.engine.model_path)));
   COPPICE_ASSIGN_OR_RETURN(BatchErrors errors, BatchErrors::Open(options.errors));
   return std::unique_ptr<ScoreOutput>(std::make_unique<KeptScores>(std::move(output), std::move(errors)));
 }
@@ -273,8 +274,7 @@ Result<ExitCode> Score(ScoreOptions options) {
   const openai::OpenAiRequestParser parser(engine->tokenizer(), max_context, engine->model_info().tokenizer_status,
                                            /*vocab_size=*/0, {.unknown_fields = options.unknown_fields});
   CatchFirstInterrupt();
-  const std::string model = std::filesystem::path(options.engine.model_path).filename().string();
-  ScoreRunner runner(engine.get(), &parser, model, options.queue, output.get());
+  ScoreRunner runner(engine.get(), &parser, ModelName(options.engine.model_path), options.queue, output.get());
   COPPICE_RETURN_IF_ERROR(runner.Run(&reader));
   runner.ignored().Log(options.input);
   COPPICE_RETURN_IF_ERROR(output->Finish(runner.answered()));

@@ -18,6 +18,7 @@
 #include "core/check.h"
 #include "core/exhaustion.h"
 #include "core/json.h"
+#include "core/quoted.h"
 #include "openai/line_reader.h"
 #include "openai/response.h"
 #include "tokenizer/one_line.h"
@@ -46,6 +47,15 @@ std::optional<std::string> KeyOf(const ordered_json& line, const ResultForm& for
   const ordered_json& key = line[name];
   if (key.is_string()) return key.get<std::string>();
   return key.is_number_integer() ? std::optional(key.dump()) : std::nullopt;
+}
+
+// The model that a result names; empty: none, or the line was too long to look.
+std::string ModelOf(const ordered_json& result) {
+  static const ordered_json::json_pointer batch("/response/body/model"), score("/model");
+  for (const ordered_json::json_pointer& place : {batch, score}) {
+    if (result.contains(place) && result[place].is_string()) return result[place].get<std::string>();
+  }
+  return "";
 }
 
 // Whether the torn last line of a file may be the beginning of one of ours.
@@ -107,6 +117,7 @@ Result<BatchOutput> BatchOutput::Open(const std::string& path, const ResultForm&
           fmt::format("{0}:{1} is no result of {2}; give an output that does not exist yet, or one that {2} wrote", path,
                       line.number, form.command));
     }
+    if (output.model_.empty()) output.model_ = ModelOf(result);
     output.finished_.emplace(*std::move(key), result["id"].get<std::string>());
     output.size_ = line.offset + line.size + 1;
   }
@@ -116,6 +127,12 @@ Result<BatchOutput> BatchOutput::Open(const std::string& path, const ResultForm&
   spdlog::info("{}: the last line is torn and is dropped", path);
   if (ftruncate(output.file_.get(), output.size_) != 0) return SystemError("shorten", path);
   return output;
+}
+
+Status BatchOutput::CheckModel(std::string_view model) const {
+  if (model_.empty() || model_ == model) return OkStatus();
+  return FailedPrecondition(fmt::format("{} has answers of the model {}, and this one is {}; give that model, or another output",
+                                        path_, Quoted(model_), Quoted(model)));
 }
 
 Status BatchOutput::Append(TextSource* line) {

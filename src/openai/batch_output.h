@@ -32,6 +32,8 @@ class BatchOutput {
 
   // The form's key -> id of every line that was there; the id names the request that it answers.
   const std::unordered_map<std::string, std::string>& finished() const { return finished_; }
+  // FAILED_PRECONDITION where lines that were there name another model as that of their answers.
+  Status CheckModel(std::string_view model) const;
   // `line`: without the line break. DATA_LOSS if another program removed, moved or changed the file meanwhile: what was written
   // before may be lost.
   Status Append(TextSource* line);
@@ -50,6 +52,7 @@ class BatchOutput {
   std::string path_;  // symbolic links followed
   int64_t size_ = 0;  // bytes
   std::unordered_map<std::string, std::string> finished_;
+  std::string model_;  // that the first of them names; empty: none does
   Clock::time_point last_sync_ = Clock::now();
 };
 

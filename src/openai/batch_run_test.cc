@@ -325,6 +325,22 @@ TEST_F(BatchRunTest, AnswersOfAnyLengthAreFound) {
   EXPECT_THAT(BatchOutput::Open(Path("other")).status().message(), HasSubstr("no result of coppice batch"));
 }
 
+TEST_F(BatchRunTest, AnswersNameTheirModel) {
+  const auto write = [&](const std::string& model) {
+    std::ofstream(Path("out")) << R"({"id":"batch_req_1","custom_id":"a","response":{"status_code":200,"body":{)" << model
+                               << R"("choices":[]}},"error":null})"
+                               << "\n";
+    return BatchOutput::Open(Path("out")).value();
+  };
+  EXPECT_TRUE(write(R"("model":"small",)").CheckModel("small").ok());
+  EXPECT_TRUE(write("").CheckModel("large").ok());
+  EXPECT_THAT(write(R"("model":"small",)").CheckModel("large").message(),
+              HasSubstr(R"(of the model "small", and this one is "large")"));
+  std::ofstream(Path("scores")) << R"({"id":"score-1","line":3,"object":"score","model":"small","scores":[]})"
+                                << "\n";
+  EXPECT_THAT(BatchOutput::Open(Path("scores"), kScoreOutput)->CheckModel("large").message(), HasSubstr(R"("small")"));
+}
+
 TEST_F(BatchRunTest, RulesOfTheInput) {
   WriteRequests(5);
   output_.emplace(BatchOutput::Open(Path("out")).value());

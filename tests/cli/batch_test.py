@@ -375,6 +375,12 @@ class BatchTest(unittest.TestCase):
         self.write(line("a", [6], max_tokens=1))
         self.refused('custom_id "a"', "another request", "give another output")
 
+    def test_an_answer_of_another_model_is_no_answer(self):
+        self.write(line("a", [5], max_tokens=1), line("b", [6], max_tokens=1))
+        with open(self.output, "w", encoding="utf-8") as file:
+            file.write('{"id":"batch_req_1","custom_id":"c","response":{"status_code":200,"body":{"model":"other"}},"error":null}\n')
+        self.refused('answers of the model "other"', '"llama-gqa"', "give that model, or another output")
+
     def test_an_answer_after_another_prefix_is_no_answer(self):
         prefixes = self.input + ".prefixes"
 
