@@ -264,7 +264,7 @@ class Coppice:
 
         def change():  # the last request leaves, or comes back
             gone = arrays[3][-1].item() == FREE_SLOT
-            arrays[0][leaf], arrays[3][-1], arrays[5][-1] = (above, leaf, 1) if gone else (FREE_SLOT, FREE_SLOT, 0)
+            arrays[0][leaf], arrays[3][-1], arrays[5][-1] = (above, leaf, queries[-1]) if gone else (FREE_SLOT, FREE_SLOT, 0)
             forest.version += 1
 
         update()
@@ -353,15 +353,20 @@ def planned(plan, run):
     return run, None, {"plan_ms": statistics.median(times)}
 
 
+def cascade_wrapper(flashinfer, levels, workspace, backend=None):
+    """backend: of all levels; None: FlashInfer's choice."""
+    wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(levels, workspace, "HND")
+    for level in wrapper._batch_prefill_wrappers if backend else ():
+        level._backend = backend
+    return wrapper
+
+
 def flashinfer_contestants(tree, flashinfer, workspace):
     heads = (tree.qo_heads, tree.kv_heads, HEAD_DIM, PAGE)
     dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
 
     def cascade(backend):
-        wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(len(tree.nodes), workspace, "HND")
-        if backend:
-            for level in wrapper._batch_prefill_wrappers:
-                level._backend = backend
+        wrapper = cascade_wrapper(flashinfer, len(tree.nodes), workspace, backend)
         arguments = ([indptr([tree.requests // n] * n).cuda() for n in tree.nodes],
                      [indptr([p.shape[1]] * len(p)).cuda() for p in tree.pages],
                      [p.flatten().int().cuda() for p in tree.pages],

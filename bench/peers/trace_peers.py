@@ -8,7 +8,8 @@ Llama-3-8B unless --heads says otherwise, head_dim is 128, pages have 16 tokens.
 measures:
   tree, store    Coppice through its C ABI, with sharing and without
   fi_cascade     MultiLevelCascadeAttentionWrapper: a level for each depth of the tree at which some node has a whole page, and one for
-                 what each request has of its own; a request whose path is shorter has no pages on the levels between
+                 what each request has of its own; a request whose path is shorter has no pages on the levels between. Such steps have
+                 the fa2 kernels, since those for Hopper (fa3, FlashInfer 0.7.2) read outside of memory there
   fi_decode      BatchDecodeWithPagedKVCacheWrapper with tensor cores over shared pages, in steps whose requests have one query each
   fi_batch       BatchAttention over shared pages
 Printed are totals over the steps that all columns computed, and the median over steps of each column's time by tree's.
@@ -19,7 +20,7 @@ import statistics
 import sys
 
 import torch
-from attention_peers import HEAD_DIM, PAGE, Batch, Coppice, Timer, indptr, measure, planned, write_lines
+from attention_peers import HEAD_DIM, PAGE, Batch, Coppice, Timer, cascade_wrapper, indptr, measure, planned, write_lines
 from forest_trace import Layout, Trace
 
 COLUMNS = ("tree", "store", "fi_cascade", "fi_decode", "fi_batch")
@@ -62,7 +63,8 @@ def flashinfer_contestants(step, flashinfer, workspace):
     rows, last = torch.cat(step.page_rows).int(), [(n - 1) % PAGE + 1 for n in at.kv_len]
 
     def cascade():
-        wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(len(at.levels), workspace, "HND")
+        has_empty = any(not pages for level in at.levels for _, pages in level)
+        wrapper = cascade_wrapper(flashinfer, len(at.levels), workspace, "fa2" if has_empty else None)
         lasts = [[PAGE] * len(level) for level in at.levels[:-1]] + [last]
         arguments = ([indptr([sum(at.queries[i] for i in members) for members, _ in level]).cuda() for level in at.levels],
                      [indptr([len(pages) for _, pages in level]).cuda() for level in at.levels],
