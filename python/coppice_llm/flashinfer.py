@@ -112,13 +112,18 @@ class _Paged:
 
     def _plan_levels(self, levels: Sequence[_Level], page_size: int, causal: bool, *, window_left: int, sm_scale: float | None,
                      logits_soft_cap: float | None, q_data_type: str | torch.dtype | None, kv_data_type: str | torch.dtype | None,
-                     **heads: Any) -> None:
+                     o_data_type: str | torch.dtype | None = None, **heads: Any) -> None:
         many = len(levels) > 1 or any(count > 1 for count in levels[-1].counts)
         if window_left >= 0 and many and not (causal and len(levels) == 1):
             _lacks(window_left=f"{window_left} of several levels or without causal=True")
         dtype = _dtype("q_data_type", q_data_type or torch.float16)
         kv_dtype = dtype if kv_data_type is None else _dtype("kv_data_type", kv_data_type)
-        form = heads | {"dtype": dtype, "kv_dtype": kv_dtype, "sm_scale": sm_scale or 0.0, "soft_cap": logits_soft_cap or 0.0, "window": max(0, window_left + 1)}
+        if o_data_type is not None and _dtype("o_data_type", o_data_type) != dtype:
+            _lacks(o_data_type=f"{o_data_type} beside q_data_type={q_data_type}")
+        if sm_scale == 0:
+            raise NotImplementedError("sm_scale=0: expected another number, or None for 1 / sqrt(head_dim)")
+        form = heads | {"dtype": dtype, "kv_dtype": kv_dtype, "sm_scale": sm_scale or 0.0, "soft_cap": max(0.0, logits_soft_cap or 0.0),
+                        "window": max(0, window_left + 1)}
         if self._buffers is not None:
             self._replan(levels, form, page_size, causal)
             return
@@ -208,15 +213,14 @@ class BatchDecodeWithPagedKVCacheWrapper(_Batch):
              o_data_type: str | torch.dtype | None = None, data_type: str | torch.dtype | None = None, sm_scale: float | None = None,
              rope_scale: float | None = None, rope_theta: float | None = None, non_blocking: bool = True, **others: Any) -> None:
         """indptr int32 [batch + 1], indices int32 [indptr[-1]], last_page_len int32 [batch]: the pages of each request, in order."""
-        _lacks(pos_encoding_mode=_other(pos_encoding_mode, "NONE"), rope_scale=rope_scale, rope_theta=rope_theta,
-               o_data_type=o_data_type, **others)
+        _lacks(pos_encoding_mode=_other(pos_encoding_mode, "NONE"), rope_scale=rope_scale, rope_theta=rope_theta, **others)
         rows = list(range(len(last_page_len) + 1))
         if data_type is not None:
             q_data_type = kv_data_type = data_type
         level = _Level.of(rows, indptr, indices, last_page_len, page_size)
         self._plan_levels([level], page_size, True, num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads,
                           head_dim=head_dim, sm_scale=sm_scale, window_left=window_left, logits_soft_cap=logits_soft_cap, q_data_type=q_data_type,
-                          kv_data_type=kv_data_type)
+                          kv_data_type=kv_data_type, o_data_type=o_data_type)
 
     begin_forward = plan
 
@@ -243,11 +247,11 @@ class BatchPrefillWithPagedKVCacheWrapper(_Batch):
         """qo_indptr int32 [batch + 1]: the rows of q of each request; the rest as in BatchDecodeWithPagedKVCacheWrapper.plan."""
         _lacks(head_dim_vo=_other(head_dim_vo, head_dim_qk), custom_mask=custom_mask, packed_custom_mask=packed_custom_mask,
                pos_encoding_mode=_other(pos_encoding_mode, "NONE"), use_fp16_qk_reduction=use_fp16_qk_reduction,
-               rope_scale=rope_scale, rope_theta=rope_theta, o_data_type=o_data_type, **others)
+               rope_scale=rope_scale, rope_theta=rope_theta, **others)
         level = _Level.of(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         self._plan_levels([level], page_size, causal, num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads,
                           head_dim=head_dim_qk, sm_scale=sm_scale, window_left=window_left, logits_soft_cap=logits_soft_cap, q_data_type=q_data_type,
-                          kv_data_type=kv_data_type)
+                          kv_data_type=kv_data_type, o_data_type=o_data_type)
 
     begin_forward = plan
 

@@ -287,6 +287,9 @@ class Refusals(unittest.TestCase):
             ("fixed_split_size", lambda: prefill.plan(rows, *pages, *shape, fixed_split_size=4)),
             ("block_tables", lambda: decode.plan(*pages, *shape, block_tables=int32([[0]]))),
             ("q_data_type", lambda: decode.plan(*pages, *shape, q_data_type=torch.float8_e4m3fn)),
+            ("o_data_type", lambda: decode.plan(*pages, *shape, o_data_type="float32")),
+            ("o_data_type", lambda: prefill.plan(rows, *pages, *shape, q_data_type="bfloat16", o_data_type=torch.float16)),
+            ("sm_scale=0", lambda: cascade.plan(*by_level, *shape, sm_scale=0.0)),
             ("queries", lambda: prefill.plan(int32([0, 4]), *pages, *shape, causal=True)),
             ("sinks", lambda: prefill.run(q, kv, sinks=torch.zeros(2))),
             ("k_scale", lambda: prefill.run(q, kv, k_scale=0.5)),
@@ -295,6 +298,7 @@ class Refusals(unittest.TestCase):
             with self.subTest(name=name), self.assertRaisesRegex(NotImplementedError, name):
                 call()
         prefill.plan(rows, *pages, *shape, head_dim_vo=32, seq_lens=None, non_blocking=False)
+        decode.plan(*pages, *shape, o_data_type=torch.float16, logits_soft_cap=-1.0)  # FlashInfer's soft cap is positive, else there is none
 
     def test_mistakes_are_named(self):
         decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace)
