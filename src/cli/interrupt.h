@@ -2,6 +2,7 @@
 // Layer: cli.
 #pragma once
 
+#include <chrono>
 #include <initializer_list>
 
 namespace coppice::cli {
@@ -11,6 +12,8 @@ void CatchFirstInterrupt();
 // Any of these signals; which one comes first does not matter.
 void CatchFirst(std::initializer_list<int> signals);
 bool Interrupted();
+// A wait that a first Ctrl-C does not end looks for it so often.
+inline constexpr std::chrono::milliseconds kInterruptPeriod(100);
 // Ctrl-C ends the program again, and none has come.
 void ForgetInterrupt();
 

@@ -179,9 +179,11 @@ class ScoreRunner {
 Status ScoreRunner::Run(LineReader* reader) {
   bool more = true;
   while (!Interrupted() && (more || !lines_.empty())) {
-    while (more && lines_.size() < queue_) {
+    // Lines that a pipe does not have yet hold up none that it had.
+    while (more && lines_.size() < queue_ && reader->HasInput(lines_.empty() ? kInterruptPeriod : kInterruptPeriod.zero())) {
       COPPICE_ASSIGN_OR_RETURN(more, Begin(reader));
     }
+    if (lines_.empty()) continue;
     COPPICE_RETURN_IF_ERROR(engine_.Step().status());
     COPPICE_RETURN_IF_ERROR(WriteAnswered());
   }

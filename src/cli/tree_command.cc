@@ -324,6 +324,7 @@ Result<ExitCode> Grow(TreeOptions options) {
   bool all_done = true;
   LineReader::Line line;
   while (!Interrupted()) {
+    if (!reader.HasInput(kInterruptPeriod)) continue;
     COPPICE_ASSIGN_OR_RETURN(const bool more, reader.Next(&line));
     if (!more) break;
     if (openai::Trimmed(line.text).empty()) continue;

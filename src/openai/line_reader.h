@@ -1,12 +1,14 @@
 // A text file line by line, in bounded memory, with each line's place. Layer: openai.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <string>
+#include <utility>
 
 #include "coppice/core/status.h"
+#include "core/file.h"
 
 namespace coppice::openai {
 
@@ -27,16 +29,23 @@ class LineReader {
   static Result<LineReader> OpenStandardInput();
   // The next line in `line`, whose memory is reused; false at the end of the file.
   Result<bool> Next(Line* line);
+  // Whether Next finds bytes, the end or an error at once, or within `most`: of a pipe or terminal whose other end may be silent.
+  // A signal ends the wait.
+  bool HasInput(std::chrono::milliseconds most) const;
 
   static constexpr size_t kMaxLineBytes = size_t{64} << 20;
 
  private:
-  LineReader(std::FILE* file, std::string path, size_t max_line_bytes)
-      : file_(file, std::fclose), path_(std::move(path)), max_line_bytes_(max_line_bytes) {}
+  LineReader(FileDescriptor file, std::string path, size_t max_line_bytes)
+      : file_(std::move(file)), path_(std::move(path)), max_line_bytes_(max_line_bytes) {}
+  // Reads what comes where nothing is left of what was read; false at the end of the file.
+  Result<bool> Fill();
 
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+  FileDescriptor file_;
   std::string path_;
   size_t max_line_bytes_;
+  std::string read_;  // a part of the file
+  size_t taken_ = 0;  // of it
   int64_t number_ = 0, offset_ = 0;
 };
 

@@ -86,6 +86,16 @@ class ScoreTest(unittest.TestCase):
         self.assertEqual(process.returncode, 130)
         self.assertIn("the same command goes on", output)
 
+    def test_standard_input_may_be_silent(self):
+        command = [COPPICE, "score", "-", "--model", TINY, "--dtype", "f32"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            for number, line in enumerate(LINES[:3], 1):  # answered while no other line is there
+                process.stdin.write(json.dumps(line) + "\n")
+                process.stdin.flush()
+                self.assertEqual(json.loads(process.stdout.readline())["line"], number)
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(timeout=60), 130)
+
     def test_what_failed_is_tried_again(self):
         self.write(LINES[0], "[]", {"prompt": [1]}, LINES[1])
         done = coppice(*self.command())

@@ -1,6 +1,7 @@
 """`coppice tree`: verbs in JSON lines, answers in JSON lines. A child must say what `coppice run` says after the same tokens."""
 
 import json
+import signal
 import subprocess
 import unittest
 
@@ -107,6 +108,14 @@ class TreeTest(unittest.TestCase):
                 self.assertIn(sample, tokens_of(ask({"verb": "step", "count": 2})))
             process.stdin.close()
             self.assertEqual(process.wait(timeout=60), 0)
+
+    def test_interrupted_while_it_waits_for_a_line(self):
+        with subprocess.Popen([COPPICE, "tree", *ENGINE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            process.stdin.write(json.dumps(start()) + "\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(timeout=60), 130)
 
     def test_text(self):
         try:
