@@ -533,7 +533,8 @@ TEST_F(BatchRoutesTest, ABatchInTheQueueIsCancelledAtOnce) {
   EXPECT_TRUE(cancelled["cancelling_at"].is_number() && cancelled["cancelled_at"].is_number());
   EXPECT_EQ(Ask({.method = "DELETE", .path = "/v1/files/" + file}, "b").status, 200);
   Step();
-  for (const json& batch : json::parse(Get("/v1/batches").body)["data"]) WaitForState(batch["id"], "completed");
+  const json batches = json::parse(Get("/v1/batches").body);
+  for (const json& batch : batches["data"]) WaitForState(batch["id"], "completed");
   EXPECT_EQ(json::parse(Get(path, "", "b").body)["status"], "cancelled");
 }
 

@@ -164,7 +164,8 @@ void SampleStore::Work(const std::stop_token& stop) {
           next_ = std::min(next_, *entry->second.expires);
         }
       }
-      if (gone.empty()) wake_.wait_until(lock, stop, next_, [this, until = next_] { return next_ < until; });
+      // A copy: the wait reads its time without the lock.
+      if (const Clock::time_point until = next_; gone.empty()) wake_.wait_until(lock, stop, until, [&] { return next_ < until; });
     }
     Prune(gone);
   }

@@ -318,7 +318,8 @@ TEST_F(ServiceTest, ALargeAnswerIsWrittenWhileItIsTaken) {
     of_stream = choice["logprobs"];
   }
   EXPECT_EQ(echoes, 8u);
-  for (const json& choice : large->body()["choices"]) {
+  const json body = large->body();
+  for (const json& choice : body["choices"]) {
     EXPECT_EQ(choice["text"].get<std::string>().size(), 61u);
     for (const char* column : {"tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
       const json& entries = choice["logprobs"][column];
