@@ -28,7 +28,8 @@ struct BatchRun::Finished {
   std::mutex mutex;
   std::condition_variable news;
   std::vector<std::shared_ptr<Active>> requests;
-  bool woken = false;  // what the next request waits for may be there
+  bool woken = false;   // what the next request waits for may be there
+  bool closed = false;  // the run is gone: requests that end hold this, and would be held by it
 };
 
 class BatchRun::Active final : public RequestDriver {
@@ -59,6 +60,7 @@ class BatchRun::Active final : public RequestDriver {
   void OnEnd() override {
     if (refused()) return;
     const std::lock_guard lock(finished_->mutex);
+    if (finished_->closed) return;
     finished_->requests.push_back(std::static_pointer_cast<Active>(shared_from_this()));
     finished_->news.notify_one();
   }
@@ -82,7 +84,13 @@ BatchRun::BatchRun(Engine* engine, const BatchInput* input, const OpenAiRequestP
 }
 
 // Where a file failed, the requests still in the engine have no reader.
-BatchRun::~BatchRun() { Cancel(); }
+BatchRun::~BatchRun() {
+  Cancel();
+  std::vector<std::shared_ptr<Active>> unread;
+  const std::lock_guard lock(finished_->mutex);
+  finished_->closed = true;
+  unread.swap(finished_->requests);
+}
 
 bool BatchRun::HasRoom() const {
   const auto active = static_cast<int64_t>(active_.size());

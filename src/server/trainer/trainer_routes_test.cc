@@ -199,7 +199,8 @@ class Models {
 TEST_F(TrainerRoutesTest, AreNotThereUnlessAskedFor) {
   Service without(&harness_.engine(), {.model = "fake", .version = "1", .max_context = kContext});
   WeightLabels labels(&harness_.engine());
-  TrainerContext trainer({.engine = &harness_.engine(), .calls = nullptr, .labels = &labels});
+  ActiveCalls calls;
+  TrainerContext trainer({.engine = &harness_.engine(), .calls = &calls, .labels = &labels});
   std::vector<Route> routes = VllmTrainerRoutes(&trainer);
   std::ranges::move(SglangTrainerRoutes(&trainer), std::back_inserter(routes));
   for (const Route& route : routes) {
