@@ -109,7 +109,7 @@ class TreeTest(unittest.TestCase):
             process.stdin.close()
             self.assertEqual(process.wait(timeout=60), 0)
 
-    def test_interrupted_while_it_waits_for_a_line(self):
+    def test_interrupted_while_there_is_no_input(self):
         with subprocess.Popen([COPPICE, "tree", *ENGINE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             process.stdin.write(json.dumps(start()) + "\n")
             process.stdin.flush()
