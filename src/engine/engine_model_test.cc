@@ -504,6 +504,15 @@ TEST(EngineModel, AutoChunkIsTheSmallestNearTheBestAndLeavesNothingBehind) {
   EXPECT_EQ(Generate(*engine, Greedy(expected.prompt, count)).samples[0].tokens, expected.greedy);
 }
 
+// The options with drafts of n-grams, and with drafts of `model`.
+std::vector<EngineOptions> WithDrafts(EngineOptions options, const char* model) {
+  options.draft = DraftMode::kNgram;
+  std::vector<EngineOptions> forms(2, options);
+  forms[1].draft = DraftMode::kModel;
+  forms[1].draft_model_path = ModelPath(model);
+  return forms;
+}
+
 // Drafts are rows of the same forward pass: what the model says, and in deterministic mode its bits, is as without them.
 TEST(EngineModel, DraftsLeaveGreedyTextAloneInEveryMode) {
   constexpr const char* kModel = "llama-hd64-long";
@@ -519,13 +528,10 @@ TEST(EngineModel, DraftsLeaveGreedyTextAloneInEveryMode) {
       EngineOptions options{
           .sharing = sharing, .max_running = 8, .max_batch_tokens = 200, .max_context = 256, .experiment = {.force_sharing = true}};
       const Outcome plain = Generate(*MakeEngine(kModel, options), request(n));
-      options.draft = DraftMode::kNgram;
       options.experiment.draft_policy = DraftPolicy::kAlways;
-      EngineOptions tree = options, model = options;
-      tree.experiment.draft_branches = 4;
-      model.draft = DraftMode::kModel;
-      model.draft_model_path = ModelPath(kModel);
-      for (const EngineOptions& drafting : {options, tree, model}) {
+      std::vector<EngineOptions> forms = WithDrafts(options, kModel);
+      forms.insert(forms.begin() + 1, forms.front())->experiment.draft_branches = 4;
+      for (const EngineOptions& drafting : forms) {
         SCOPED_TRACE(std::string(Name(sharing)) + ", n " + std::to_string(n) + ", " + std::string(Name(drafting.draft)) + " x " +
                      std::to_string(drafting.experiment.draft_branches));
         const auto engine = MakeEngine(kModel, drafting);
@@ -556,11 +562,7 @@ TEST(EngineModel, DeterministicModeGivesTheSameBitsWithDrafts) {
   for (const char* device : {"cpu", "cpu,cpu"}) {
     EngineOptions options{.device = device, .max_running = 4, .max_batch_tokens = 128, .max_context = 256, .deterministic = true};
     const Outcome plain = Generate(*MakeEngine(kModel, options), request);
-    options.draft = DraftMode::kNgram;
-    EngineOptions model = options;
-    model.draft = DraftMode::kModel;
-    model.draft_model_path = ModelPath(kModel);
-    for (const EngineOptions& drafting : {options, model}) {
+    for (const EngineOptions& drafting : WithDrafts(options, kModel)) {
       const auto engine = MakeEngine(kModel, drafting);
       EXPECT_EQ(Generate(*engine, request).samples, plain.samples) << Name(drafting.draft) << " on " << device;  // bit for bit
       EXPECT_GT(engine->Metrics().accepted_draft_tokens, 0);
@@ -596,11 +598,7 @@ TEST(EngineModel, RanksThatDivideTokensGiveTheSameBitsWithDraftsChunksAndACache)
       chunked.chunk = chunk;
       expect_equal(Generate(*MakeEngine(kModel, chunked), request), "chunks of " + std::to_string(chunk));
     }
-    options.draft = DraftMode::kNgram;
-    EngineOptions model = options;
-    model.draft = DraftMode::kModel;
-    model.draft_model_path = ModelPath(kModel);
-    for (const EngineOptions& drafting : {options, model}) {
+    for (const EngineOptions& drafting : WithDrafts(options, kModel)) {
       const auto drafts = MakeEngine(kModel, drafting);
       expect_equal(Generate(*drafts, request), std::string(Name(drafting.draft)));
       EXPECT_GT(drafts->Metrics().accepted_draft_tokens, 0);

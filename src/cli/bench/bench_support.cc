@@ -18,6 +18,7 @@
 #include "attention/cost_model.h"
 #include "cli/bench/report_page.h"
 #include "cli/interrupt.h"
+#include "cli/load_engine.h"
 #include "cli/parsed_option.h"
 #include "cli/read_file.h"
 #include "cli/run_options.h"
@@ -203,8 +204,8 @@ Result<std::unique_ptr<Checkpoint>> OpenBenchModel(const EngineOptions& engine) 
 }
 
 std::string BenchModelName(const EngineOptions& engine) {
-  const std::filesystem::path path(engine.model_path);
-  return engine.experiment.random_weights ? std::filesystem::absolute(path).parent_path().filename() : path.filename();
+  const std::string& path = engine.model_path;
+  return ModelName(engine.experiment.random_weights ? std::filesystem::absolute(path).parent_path().string() : path);
 }
 
 Status MeasureInChild(const std::function<Status(const TakeMeasured& give)>& measure, const TakeMeasured& take) {
